@@ -85,6 +85,10 @@ TASKS: Final[Mapping[str, Mapping[str, Way]]] = {
         ),
         FLINK: Way(True, "start the job from an older savepoint or checkpoint (`flink run -s PATH`)"),
     },
+    "let its sources go on elsewhere": {
+        SPARK: Way(True, "`ckpt copy {url} --to COPY --offsets SOURCE=OFFSET` writes a copy whose sources begin there"),
+        FLINK: Way(False, "the state of sources is bytes here, and goes back as those bytes"),
+    },
     "move it": {
         SPARK: Way(True, "`ckpt copy {url} --to COPY` keeps a copy that it has validated, of an older batch with @ID"),
         FLINK: Way(

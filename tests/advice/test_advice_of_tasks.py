@@ -24,11 +24,12 @@ FOLDERS = {
 }
 NAMES: dict[str, Mapping[str, str]] = {
     SPARK: {
-        "OPERATOR.STATE": '"operator-0".default',
+        "OPERATOR.STATE": "operator-0.default",
         "UID/STATE": "operator-0/default",
         "OLD=NEW": "operator-0=totals",
+        "SOURCE=OFFSET": "0=-",
     },
-    FLINK: {"OPERATOR.STATE": '"by-long".words', "UID/STATE": "by-long/words", "OLD=NEW": "by-long=numbers-by-key"},
+    FLINK: {"OPERATOR.STATE": "by-long.words", "UID/STATE": "by-long/words", "OLD=NEW": "by-long=numbers-by-key"},
 }
 """What stands for the names of the table in each folder."""
 CANNOT = {
@@ -39,6 +40,7 @@ CANNOT = {
         "export {store} --as flink-savepoint --to {new}",
     ),
     ("drop a state", SPARK): ("rewrite {url} --drop operator-0/default --to {new}",),
+    ("let its sources go on elsewhere", FLINK): ("copy {url} --to {new} --offsets 0=-",),
     ("go back to its system after an import", SPARK): (
         "import {url} --to {store}",
         "export {store} --as spark --to {new}",
