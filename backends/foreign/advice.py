@@ -48,11 +48,27 @@ TASKS: Final[Mapping[str, Mapping[str, Way]]] = {
         ),
     },
     "correct a value": {
-        SPARK: Way(False, f"{_IMPORT}, which `ckpt rewrite` takes, and which no query goes on from"),
+        SPARK: Way(
+            True,
+            "`ckpt rewrite {url} --transform OPERATOR/STATE=FILE:FUNCTION --to COPY` writes a copy from which the "
+            "query goes on",
+        ),
         FLINK: Way(
             True,
             "`ckpt import {url} --to STORE --key-hash keep` makes a store of it, which `ckpt rewrite` takes and `ckpt "
             "export STORE --as flink-savepoint --to COPY` makes a savepoint of again",
+        ),
+    },
+    "delete rows": {
+        SPARK: Way(
+            True,
+            "`ckpt rewrite {url} --where CONDITION --to COPY` writes a copy without them, in all states that have the "
+            "columns, and in what Spark derives from those",
+        ),
+        FLINK: Way(
+            True,
+            "`ckpt import {url} --to STORE --key-hash keep` makes a store of it, which `ckpt rewrite` takes with "
+            "--where, and `ckpt export STORE --as flink-savepoint --to COPY` makes a savepoint of it again",
         ),
     },
     "rename": {
@@ -131,9 +147,6 @@ _TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "repair": (
             "`ckpt validate {url} --all --level full` says which batches are whole. Put damaged files back from a copy "
             f"of the folder, or go back to a whole batch: {_BACK}"
-        ),
-        "rewrite": (
-            f"{_way('correct a value', SPARK)}. For another number of partitions {_way('change the partitions', SPARK)}"
         ),
         "stop": f"Stop the query in Spark: its folder is whole then. {_HISTORY}",
         "savepoint": _COPY_OF_QUERY,

@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from .answer import Answer as Answer, query as query
     from .connection import quoted as quoted
     from .relations import Relations as Relations
-    from .statement import where_rows as where_rows
+    from .statement import Purge as Purge, where_rows as where_rows
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
-        {".answer": "Answer query", ".connection": "quoted", ".relations": "Relations", ".statement": "where_rows"},
+        {
+            ".answer": "Answer query",
+            ".connection": "quoted",
+            ".relations": "Relations",
+            ".statement": "Purge where_rows",
+        },
     )

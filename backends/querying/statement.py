@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import known_names
@@ -228,6 +229,23 @@ def where_rows(stream: ArrowStream, condition: str) -> ArrowStream:
 
 
 @dataclass(frozen=True)
+class Purge:
+    """A function that leaves out the rows of a table for which one of some conditions is true."""
+
+    conditions: tuple[str, ...]
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """Return the other rows. Raises as :func:`where_rows`."""
+        for condition in self.conditions:
+            used = _checked(rows.schema, condition)
+            with locked(threads=1, memory_bytes=_MEMORY_BYTES) as connection:
+                masks = [_mask(connection, batch, condition, used) for batch in rows.to_batches() if batch.num_rows]
+            mask = pa.chunked_array(masks, pa.bool_())
+            rows = rows.filter(pc.invert(pc.fill_null(mask, fill_value=False)))
+        return rows
+
+
+@dataclass(frozen=True)
 class ChosenRows(ArrowStream):
     """What :func:`where_rows` returns."""
 
@@ -245,20 +263,21 @@ class ChosenRows(ArrowStream):
         """Stream the rows."""
         with locked(threads=1, memory_bytes=_MEMORY_BYTES) as connection:
             for batch in self.stream.batches():
-                chosen = batch.filter(self._mask(connection, batch)) if batch.num_rows else batch
+                chosen = batch.filter(_mask(connection, batch, self.condition, self.used)) if batch.num_rows else batch
                 if chosen.num_rows:
                     yield chosen
 
-    def _mask(self, connection: DuckDBPyConnection, batch: pa.RecordBatch) -> pa.Array:
-        """Return whether the condition is true, for each row."""
-        connection.register(_ROWS, _columns(pa.Table.from_batches([batch]), self.used))
-        try:
-            # The condition was checked to be one expression.
-            mask = connection.sql(f"select ({self.condition}\n) from {_ROWS}").to_arrow_table().column(0)  # noqa: S608
-        except duckdb_module().Error as error:
-            raise _refusal(self.condition, first_line(error)) from None
-        assert len(mask) == batch.num_rows
-        return mask.combine_chunks()
+
+def _mask(connection: DuckDBPyConnection, batch: pa.RecordBatch, condition: str, used: tuple[int, ...]) -> pa.Array:
+    """Return whether the condition is true, for each row."""
+    connection.register(_ROWS, _columns(pa.Table.from_batches([batch]), used))
+    try:
+        # The condition was checked to be one expression.
+        mask = connection.sql(f"select ({condition}\n) from {_ROWS}").to_arrow_table().column(0)  # noqa: S608
+    except duckdb_module().Error as error:
+        raise _refusal(condition, first_line(error)) from None
+    assert len(mask) == batch.num_rows
+    return mask.combine_chunks()
 
 
 def _columns(table: pa.Table, used: tuple[int, ...]) -> pa.Table:

@@ -2,10 +2,12 @@
 
 Users call ``rewrite`` with a ``RewriteSpec``, which may have a ``Transform`` for a state, and an
 ``Engine``; ``stateformat.backends.spark.rewrite`` has the engine for Spark, which uses the other
-names. Read ``transforming`` (what may be requested), ``planning``, ``rewrite``.
+names. Read ``transforming`` (what may be requested), ``planning``, ``rewrite``; ``queries`` is for
+those of Spark.
 """
 
 from .planning import Place, RewritePlan, Transformed, is_hashable, plan_rewrite
+from .queries import plan_query_rewrite
 from .rewrite import (
     DISTRIBUTE_BYTES,
     Engine,
@@ -46,6 +48,7 @@ __all__ = [
     "counted",
     "gathered",
     "is_hashable",
+    "plan_query_rewrite",
     "plan_rewrite",
     "prove_rewrite",
     "publish_rescaled",

@@ -20,12 +20,12 @@ SAMPLES = {"N": "3", "ID": "3", "AGE": "7d"}
 HEARD_BY = {
     "backends/foreign/flink/writing/": ("export",),
     "backends/importing.py": ("import",),
-    "backends/foreign/spark/repartition/": ("rescale",),
+    "backends/foreign/spark/repartition/": ("rescale", "rewrite"),
     "backends/rewrite/transforming.py": ("rewrite",),
     "tools/ckpt/commands/running/asking.py": ("stop", "savepoint", "rescale", "run"),
     "tools/ckpt/pages.py": ("top", "validate"),
     "tools/ckpt/programs.py": ("explain-restore", "run"),
-    "tools/ckpt/repartitioned.py": ("rescale",),
+    "tools/ckpt/repartitioned.py": ("rescale", "rewrite"),
     "tools/ckpt/start_plan.py": ("explain-restore", "run"),
     "tools/ckpt/transforms.py": ("rewrite",),
 }

@@ -33,7 +33,6 @@ NAMES: dict[str, Mapping[str, str]] = {
 }
 """What stands for the names of the table in each folder."""
 CANNOT = {
-    ("correct a value", SPARK): ("rewrite {url} --transform operator-0/default={functions}:same --to {new}",),
     ("rename", SPARK): ("rewrite {url} --rename operator-0=totals --to {new}",),
     ("rename", FLINK): (
         "import {url} --to {store} --key-hash keep --map by-long=numbers-by-key",
@@ -56,6 +55,11 @@ def test_each_command_of_the_table_does_something(task: str, system: str, tmp_pa
     url = copied(FOLDERS[system], tmp_path / "theirs")
     told = TASKS[task][system].told.format(url=url)
     given = {"STORE": str(tmp_path / "store"), "COPY": str(tmp_path / "copy"), "N": "5", **NAMES[system]}
+    (tmp_path / f"unchanged_{NAMED[system]}.py").write_text("def same(rows):\n    return rows\n")
+    given |= {
+        "OPERATOR/STATE=FILE:FUNCTION": f"{NAMES[system]['UID/STATE']}={tmp_path}/unchanged_{NAMED[system]}.py:same"
+    }
+    given |= {"CONDITION": "n = 1"}
     lines = [line for line in commands_in(told) if " " in line]
     if any(line.startswith("export STORE") for line in lines) and not any(line.startswith("import") for line in lines):
         lines.insert(0, f"import {url} --to STORE --key-hash keep")

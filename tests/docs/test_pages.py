@@ -291,7 +291,7 @@ def run_recipe(recipe: str, folder: Path, **variables: Path | int) -> str:
 
 
 def test_every_recipe_is_run() -> None:
-    assert set(FOREIGN_RECIPES) == {"back", "move", "partitions", "query"}
+    assert set(FOREIGN_RECIPES) == {"back", "correct", "forget", "move", "partitions", "query"}
 
 
 def test_a_spark_query_gets_another_number_of_partitions(tmp_path: Path) -> None:
@@ -335,6 +335,25 @@ def test_a_topic_of_a_spark_query_is_moved(tmp_path: Path) -> None:
     run_recipe(FOREIGN_RECIPES["move"], tmp_path, QUERY=query, COPY=tmp_path / "copy")
     properties = stateformat.open(tmp_path / "copy").open().record.properties
     assert properties["spark.offsets.0"] == '{"events":{"0":0,"1":0}}'
+
+
+@pytest.mark.parametrize("recipe", ["correct", "forget"])
+def test_the_state_of_a_spark_query_is_corrected(tmp_path: Path, recipe: str) -> None:
+    query = FIXTURES / "spark-4.3.0" / "totals-with-crc" / "checkpoint"
+    text = FOREIGN_RECIPES[recipe].replace('ckpt diff "$QUERY" "$COPY"', 'ckpt diff "$QUERY" "$COPY" || test $? = 1')
+    printed = run_recipe(text, tmp_path, QUERY=query, COPY=tmp_path / "copy")
+    before, after = (
+        {row["k"]: row for row in stateformat.open(at).open().read("operator-0", "default").table().to_pylist()}
+        for at in (query, tmp_path / "copy")
+    )
+    assert before["key-2"]["sum"] != 100
+    if recipe == "correct":
+        before["key-2"]["sum"] = 100
+        assert re.search(r"changed\n.* 0 +0 +1\n", printed)
+    else:
+        del before["key-2"]
+    assert after == before
+    assert "Proved" in printed
 
 
 @pytest.mark.parametrize("form", ["core-hashmap-canonical", "core-rocksdb-canonical"])

@@ -1,8 +1,12 @@
-"""``ckpt rescale`` of a Structured Streaming query: a copy at another number of partitions."""
+"""``ckpt rescale`` and ``rewrite`` of a Structured Streaming query: a copy at another number of
+partitions, or with other rows.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -15,10 +19,13 @@ from .exit_status import FINE
 from .options import Address, Session
 from .output import Document
 from .published import proof, show_proved
+from .transforms import Chosen, transforms_of
 
 if TYPE_CHECKING:
     from stateformat.backends.foreign.spark.repartition.plan import RepartitionPlan
     from stateformat.backends.foreign.spark.repartition.run import Outcome
+    from stateformat.backends.foreign.spark.source import SparkSource
+    from stateformat.model import State
     from stateformat.reading import Checkpoint
     from stateformat.storage import Storage
 
@@ -47,13 +54,11 @@ def rescale_foreign(
 
     Returns the exit status.
     """
-    from stateformat.backends.foreign import advice_for
     from stateformat.backends.foreign.spark.copying import check_target
     from stateformat.backends.foreign.spark.repartition.plan import plan_repartition
-    from stateformat.backends.foreign.spark.repartition.run import Engine, LocalEngine, repartition
     from stateformat.backends.foreign.spark.source import query_of
 
-    query_of(getattr(checkpoint, "source", None), checkpoint.storage.url, str(checkpoint.system), "rescale")
+    source = query_of(getattr(checkpoint, "source", None), checkpoint.storage.url, str(checkpoint.system), "rescale")
     if parallelism is None or target is None:
         raise click.UsageError(
             f"{checkpoint.storage.url} is {checkpoint.system}, whose rescaled copy goes to a new folder: give "
@@ -61,16 +66,113 @@ def rescale_foreign(
         )
     folder = checkpoint.storage
     there = session.folder(target, address.url)
-    plan = plan_repartition(folder, there.url, parallelism, provider)
-    if plan.batch + 1 != checkpoint.id:
-        back = advice_for(str(checkpoint.system), "rollback", folder.url)
-        raise click.UsageError(
-            f"a query goes on from its newest checkpoint, {plan.batch + 1}; leave @{checkpoint.id} out. {back}"
-        )
+    plan = plan_repartition(folder, there.url, parallelism, provider, source=source)
     check_target(folder, there)
     if dry_run:
         session.output.show(_document(folder, there, plan, None), page)
         return FINE
+    outcome = _written(session, folder, there, plan, engine)
+    document = _document(folder, there, plan, outcome)
+    if prove:
+        from stateformat.inspecting import prove_checkpoints
+
+        result = session.checkpoint(replace(target, format="spark"))[1]
+        document["proof"] = proof(
+            session,
+            lambda step: prove_checkpoints(checkpoint, result, progress=step),
+            own=("spark.state_partitions", "spark.state_store_provider"),
+        )
+    return show_proved(session, document, page)
+
+
+def rewrite_foreign(
+    session: Session,
+    address: Address,
+    checkpoint: Checkpoint,
+    target: Address | None,
+    parallelism: int | None,
+    chosen: Chosen,
+    *,
+    engine: str,
+    prove: bool,
+    rekey: bool,
+    others: bool,
+) -> int:
+    """Write a query's checkpoint with other rows, and show what became of them.
+
+    ``others``: whether options were given that are for stores alone. Returns the exit status.
+    """
+    from stateformat.backends.foreign import ForeignCheckpoint
+    from stateformat.backends.foreign.spark.copying import check_target
+    from stateformat.backends.foreign.spark.repartition.proving import EditedSource
+    from stateformat.backends.foreign.spark.source import SparkSource, query_of
+    from stateformat.backends.rewrite import plan_query_rewrite
+
+    folder = checkpoint.storage
+    source = query_of(getattr(checkpoint, "source", None), folder.url, str(checkpoint.system), "rewrite")
+    if target is None:
+        raise click.UsageError(
+            f"{folder.url} is {checkpoint.system}, whose rewritten copy goes to a new folder: give --to with an empty "
+            "one"
+        )
+    if others:
+        raise click.UsageError(
+            "a query has its own names, and one number of partitions: leave --operator-parallelism, --max-parallelism, "
+            "--rename and --rename-column out"
+        )
+    if prove and rekey:
+        raise click.UsageError("a proof follows keys, which --rekey changes; look at the copy with `ckpt diff`")
+    there = session.folder(target, address.url)
+    # What functions print is not the result.
+    with redirect_stdout(sys.stderr):
+        transforms = transforms_of(checkpoint, chosen, (), rekey=rekey, follows=_follows)
+        plan = plan_query_rewrite(source, there.url, transforms, parallelism)
+        check_target(folder, there)
+        outcome = _written(session, folder, there, plan, engine)
+    result = session.checkpoint(replace(target, format="spark"))[1]
+    document = _document(folder, there, plan, outcome)
+    document["transformed"] = [
+        {
+            "operator": operator,
+            "state": state,
+            "function": transform.label,
+            "rows_before": _rows_of(source, operator, state),
+            "rows_after": _rows_of(SparkSource(there), operator, state),
+        }
+        for (operator, state), transform in transforms.items()
+    ]
+    changed = {(one["operator"], one["state"]) for one in document["transformed"]}
+    document["untouched"] = [
+        f"{state.operator}/{state.name}"
+        for state in checkpoint.record.states
+        if (state.operator, state.name) not in changed and not _follows(state)
+    ]
+    if prove:
+        from stateformat.inspecting import prove_checkpoints
+
+        wanted = ForeignCheckpoint(folder, EditedSource(source, plan), str(checkpoint.system))
+        document["proof"] = proof(
+            session,
+            lambda step: prove_checkpoints(wanted, result, progress=step),
+            own=("spark.state_partitions",),
+        )
+    return show_proved(session, document, rewritten_page)
+
+
+def _follows(state: State) -> bool:
+    from stateformat.backends.foreign.spark.repartition.editing import leader
+
+    return leader(state.name) is not None
+
+
+def _rows_of(source: SparkSource, operator: str, state: str) -> int:
+    parts = [part for part in source.parts if (part.operator, part.state) == (operator, state)]
+    return sum(int(source.group_rows(part).sum()) for part in parts)
+
+
+def _written(session: Session, folder: Storage, there: Storage, plan: RepartitionPlan, engine: str) -> Outcome:
+    from stateformat.backends.foreign.spark.repartition.run import Engine, LocalEngine, repartition
+
     runner: Engine = LocalEngine()
     if engine == "spark":
         from stateformat.backends.spark.rewrite import SparkRepartition
@@ -87,18 +189,7 @@ def rescale_foreign(
             half = plan.size_bytes
             step(done if what == "reading" else half + half * done // max(1, total), 2 * half)
 
-        outcome = repartition(folder, there, plan, engine=runner, progress=progress)
-    document = _document(folder, there, plan, outcome)
-    if prove:
-        from stateformat.inspecting import prove_checkpoints
-
-        result = session.checkpoint(replace(target, format="spark"))[1]
-        document["proof"] = proof(
-            session,
-            lambda step: prove_checkpoints(checkpoint, result, progress=step),
-            own=("spark.state_partitions", "spark.state_store_provider"),
-        )
-    return show_proved(session, document, page)
+        return repartition(folder, there, plan, engine=runner, progress=progress)
 
 
 def _document(folder: Storage, there: Storage, plan: RepartitionPlan, outcome: Outcome | None) -> Document:
@@ -167,6 +258,31 @@ def page(document: Document) -> Iterator[Block]:
     )
     yield _stores(document)
     yield from map(Note, _remarks(document))
+
+
+def rewritten_page(document: Document) -> Iterator[Block]:
+    """Make the page of a rewrite: how many rows each state had and has, and all of the above."""
+    yield from page(document)
+    columns = [
+        Column("state", flexible=True),
+        Column("by", flexible=True),
+        Column("rows", right=True),
+        Column("now", right=True),
+    ]
+    rows = [
+        (
+            f"{one['operator']}/{one['state']}",
+            one["function"],
+            words.count(one["rows_before"]),
+            words.count(one["rows_after"]),
+        )
+        for one in document["transformed"]
+    ]
+    if rows:
+        yield Heading("What was changed")
+        yield Table(columns, rows, STORES_SHOWN, "state")
+    if rows and document["untouched"]:
+        yield Note(f"Not changed: {', '.join(document['untouched'])}.")
 
 
 def _size(document: Document) -> str:

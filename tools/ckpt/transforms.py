@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -40,7 +41,16 @@ class TransformType(click.ParamType[TransformName]):
 
 
 def transform_options(function: Any) -> Any:
-    """Adds ``--transform``, ``--rename-column`` and ``--rekey`` to a command."""
+    """Adds ``--transform``, ``--where``, ``--rename-column`` and ``--rekey`` to a command.
+
+    The command gets a :class:`Chosen` as ``chosen``.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        names = ("transform", "where", "operator", "state")
+        return function(*args, chosen=Chosen(*(options.pop(name) for name in names)), **options)
+
     for option in (
         click.option("--rekey", is_flag=True, help="The functions change keys: hash their rows to key groups again."),
         click.option(
@@ -51,6 +61,15 @@ def transform_options(function: Any) -> Any:
             help="Rename a column of a state; its values keep their field id. Repeatable.",
         ),
         click.option(
+            "--where",
+            multiple=True,
+            metavar="CONDITION",
+            help="Delete the rows for which this is true: SQL over the columns, by DuckDB (extra sql), in each state "
+            "that has them. Repeatable.",
+        ),
+        click.option("--state", metavar="NAME", help="The state for --where, or for --transform without a name."),
+        click.option("--operator", metavar="UID", help="The operator of these states, by uid or name."),
+        click.option(
             "--transform",
             multiple=True,
             type=TransformType(),
@@ -58,12 +77,81 @@ def transform_options(function: Any) -> Any:
             help="Apply a function to the rows of a state; repeatable.",
         ),
     ):
-        function = option(function)
-    return function
+        run = option(run)
+    return run
+
+
+class Chosen(NamedTuple):
+    """What a command line names to be changed."""
+
+    named: Sequence[TransformName]
+    where: Sequence[str]
+    operator: str | None
+    state: str | None
+
+    def states(self, checkpoint: Checkpoint) -> list[State]:
+        """The states whose rows are the user's, of the operator and the state, if these are given.
+
+        Raises ``InvalidInput`` for those that are not there.
+        """
+        from stateformat.errors import ErrorKind, InvalidInput
+        from stateformat.model import Mode, known_names
+
+        uid = None if self.operator is None else checkpoint.operator_uid(self.operator)
+        closed = {Mode.COMMITTABLES, Mode.IN_FLIGHT, Mode.PROGRESS}
+        states = [one for one in checkpoint.record.states if one.mode not in closed and uid in (None, one.operator)]
+        found = [one for one in states if self.state in (None, one.name)]
+        if not found:
+            names = [one.name for one in states]
+            message = f"checkpoint {checkpoint.id} has no state {self.state!r}; {known_names(names, self.state or '')}"
+            raise InvalidInput(message, kind=ErrorKind.UNKNOWN_STATE, state=self.state)
+        return found
+
+
+def purges_of(
+    checkpoint: Checkpoint, chosen: Chosen, follows: Callable[[State], bool]
+) -> dict[tuple[str, str], Transform]:
+    """The transforms that delete rows, in each state that has the columns of a condition.
+
+    ``follows``: whether a state's rows follow from those of another. Raises ``InvalidInput`` for a
+    condition that is none for any state.
+    """
+    import pyarrow as pa
+
+    from stateformat.backends.querying import Purge
+    from stateformat.backends.rewrite import Transform
+    from stateformat.errors import InvalidInput
+    from stateformat.schema import KEY_GROUP, segment_schema
+
+    conditions: dict[tuple[str, str], list[str]] = {}
+    for condition in chosen.where:
+        refused: InvalidInput | None = None
+        bound = False
+        for state in chosen.states(checkpoint):
+            if follows(state):
+                continue
+            names = [item for item in segment_schema(state) if item.name != KEY_GROUP.name]
+            try:
+                Purge((condition,))(pa.schema(names).empty_table())
+            except InvalidInput as error:
+                refused = refused or error
+            else:
+                bound = True
+                conditions.setdefault((state.operator, state.name), []).append(condition)
+        if refused is not None and not bound:
+            raise refused
+    return {
+        place: Transform(Purge(tuple(some)), name=f"--where {' or '.join(some)}") for place, some in conditions.items()
+    }
 
 
 def transforms_of(
-    checkpoint: Checkpoint, named: Sequence[TransformName], renames: Sequence[tuple[str, str]], *, rekey: bool
+    checkpoint: Checkpoint,
+    chosen: Chosen,
+    renames: Sequence[tuple[str, str]],
+    *,
+    rekey: bool,
+    follows: Callable[[State], bool] = lambda _: False,
 ) -> dict[tuple[str, str], Transform]:
     """The transforms by uid and state, with their functions imported.
 
@@ -73,15 +161,15 @@ def transforms_of(
     from stateformat.backends.rewrite import Transform
     from stateformat.model import Mode
 
-    if named or renames:
-        checkpoint.of_store("whose state cannot be transformed")
     functions: dict[tuple[str, str], FunctionName] = {}
-    for one in named:
-        state = (
-            _only_state(checkpoint, "OPERATOR/STATE=MODULE:FUNCTION")
-            if one.state is None
-            else _state(checkpoint, one.state)
-        )
+    if (chosen.operator or chosen.state) and not (chosen.named or chosen.where):
+        raise click.UsageError("--operator and --state say where --where and --transform apply; give one of these")
+    for one in chosen.named:
+        if one.state is not None:
+            state = _state(checkpoint, one.state)
+        else:
+            among = [own for own in chosen.states(checkpoint) if not follows(own)]
+            state = among[0] if len(among) == 1 else _only_state(checkpoint, "OPERATOR/STATE=MODULE:FUNCTION")
         place = state.operator, state.name
         if place in functions:
             raise click.UsageError(
@@ -96,8 +184,13 @@ def transforms_of(
     keyed = {place for place in functions if checkpoint.record.state(*place).mode is Mode.KEYED}
     if rekey and not keyed:
         raise click.UsageError("--rekey is for a --transform of keyed state; leave it out")
-    made = {}
+    made = purges_of(checkpoint, chosen, follows)
     for place in dict.fromkeys((*functions, *columns)):
+        if place in made:
+            raise click.UsageError(
+                f"both --where and {functions.get(place, '--rename-column')} are for state {'/'.join(place)}; delete "
+                "first, and then rewrite the copy"
+            )
         name = functions.get(place)
         function = None if name is None else load_function(name)
         made[place] = Transform(

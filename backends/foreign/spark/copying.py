@@ -90,7 +90,7 @@ def plan_copy(source: SparkSource, target_url: str, changes: SourceEdits | None 
     edits = {
         path: data
         for path, data in moved_operators(source, listed, (source.offsets.partitions,) * 2, target_url)
-        if _is_of(path, source.batch)
+        if is_of(path, source.batch)
     }
     edits |= sources.edits
     names = dict(sources.names)
@@ -105,7 +105,7 @@ def plan_copy(source: SparkSource, target_url: str, changes: SourceEdits | None 
             return of in there and is_copied(of)
         if names.get(path, path) in (None, *edits) or (name.startswith(".") and name.endswith(".tmp")):
             return False
-        return path in state if _IN_PARTITION.fullmatch(path) else _is_of(path, source.batch)
+        return path in state if _IN_PARTITION.fullmatch(path) else is_of(path, source.batch)
 
     return CopyPlan(
         source=source,
@@ -145,7 +145,8 @@ def _check_sources(offsets: OffsetLog, there: Set[str], elsewhere: Set[str | Non
             )
 
 
-def _is_of(path: str, batch: int) -> bool:
+def is_of(path: str, batch: int) -> bool:
+    """Return whether a copy of a batch has a file; of state, all have."""
     found = _NUMBERED.fullmatch(path)
     return found is None or int(found[1]) <= batch + path.startswith("offsets/")
 
@@ -190,12 +191,12 @@ def copy_query(
     check_whole(plan.source, share(0))
     begin(target, plan.batch)
     copied = write_files(folder, target, plan.copies, plan.edits, share(1), plan.names)
-    check_whole(SparkSource(_Finished(target, plan.batch), plan.batch + 1), share(2))
+    check_whole(SparkSource(Finished(target, plan.batch), plan.batch + 1), share(2))
     finish(target, plan.batch)
     return copied
 
 
-class _Finished(InFront):
+class Finished(InFront):
     """A copy as it will be."""
 
     def __init__(self, folder: Storage, batch: int) -> None:

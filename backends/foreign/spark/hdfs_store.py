@@ -30,6 +30,7 @@ from ..limits import Decoded
 from ..source import Level
 from .stores import Entries, Listing, Store, read_whole
 from .unsafe_row import decode_rows, row_size
+from .unsafe_writing import prefixed
 
 _LANE_BYTES: Final = 1 << 13
 _MAX_LANES: Final = 4096
@@ -443,6 +444,14 @@ def _row_checksums(keys: ByteStrings, values: ByteStrings) -> npt.NDArray[np.uin
     by_turns = np.arange(2 * len(keys)).reshape(2, -1).T.reshape(-1)
     rows = ByteStrings.joined((keys, values)).take(by_turns).packed()
     return crc32c(rows, keys.length + values.length)
+
+
+def with_sums(keys: ByteStrings, values: ByteStrings) -> ByteStrings:
+    """Return values behind the checksums that :func:`entries` removes."""
+    sums = _row_checksums(keys, values).astype("<u4")
+    return prefixed(
+        pa.Array.from_buffers(pa.binary(4), len(sums), [None, pa.py_buffer(sums)]).cast(pa.binary()), values
+    )
 
 
 def _checked(chain: Chain, ends: Positions, paths: list[str]) -> Chain:

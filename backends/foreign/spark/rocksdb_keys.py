@@ -27,9 +27,10 @@ from stateformat.errors import ErrorKind, UnsupportedFormat
 
 from ..byte_strings import ByteStrings, Octets, Positions, from_arrow
 from ..framing import crc32c, damaged
-from .schemas import SparkField, SparkType
+from .schemas import SparkField, SparkType, has_values
 from .stores import Store
 from .unsafe_row import decode_rows
+from .unsafe_writing import encode_rows, prefixed
 
 PLAIN: Final = "NoPrefixKeyStateEncoderSpec"
 PREFIX: Final = "PrefixKeyScanStateEncoderSpec"
@@ -139,6 +140,72 @@ def _stored_columns(store: Store, fields: Sequence[SparkField], keys: ByteString
     return [found[index] for index in range(len(fields))]
 
 
+def encoded_keys(store: Store, columns: Sequence[pa.Array], count: int) -> ByteStrings:
+    """Return keys as the database has them, without the number of a column family.
+
+    ``columns`` are those of the schema's key, flat; without the last if keys have several values.
+    """
+    fields = store.schema.key[: len(columns)]
+    if store.layout is not None:
+        fields = store.layout.key
+        flat = list(zip(store.layout.paths, columns, strict=True))
+        columns = [_nested(field.type, _below(flat, at), count) for at, field in enumerate(fields)]
+
+    def row(chosen: Sequence[int]) -> ByteStrings:
+        rows = encode_rows([columns[at] for at in chosen], [fields[at] for at in chosen], count, key=True)
+        return prefixed(b"\0", rows)
+
+    encoder, every = encoder_of(store), range(len(fields))
+    if encoder == PLAIN:
+        return row(every)
+    if encoder in (TIME_FIRST, TIME_LAST):
+        moments = columns[-1].cast(pa.int64()).to_numpy().view("<u8") ^ np.uint64(1 << 63)
+        times = pa.Array.from_buffers(pa.binary(8), count, [None, pa.py_buffer(moments.astype(">u8"))]).cast(
+            pa.binary()
+        )
+        parts = row(every[:-1]).to_arrow(), times
+        return from_arrow(pc.binary_join_element_wise(*(parts[::-1] if encoder == TIME_FIRST else parts), b""))
+    if encoder == PREFIX:
+        shared = int(store.schema.key_encoder.get("numColsPrefixKey", store.prefix_columns))
+        first, rest = row(every[:shared]), list(every[shared:])
+    else:
+        ordinals = [int(one) for one in store.schema.key_encoder.get("orderingOrdinals", ())]
+        octets = SparkType("binary", pa.binary())
+        sortable = [_sortable(columns[at], fields[at]) for at in ordinals]
+        rows = encode_rows(sortable, [SparkField(fields[at].name, octets) for at in ordinals], count, key=True)
+        first, rest = prefixed(b"\0", rows), [at for at in every if at not in ordinals]
+    found = prefixed(_sizes(first), first)
+    return prefixed(found.to_arrow(), row(rest)) if rest or encoder == PREFIX else found
+
+
+def _below(flat: Sequence[tuple[tuple[int, ...], pa.Array]], at: int) -> list[tuple[tuple[int, ...], pa.Array]]:
+    return [(path[1:], column) for path, column in flat if path[0] == at]
+
+
+def _nested(kind: SparkType, flat: Sequence[tuple[tuple[int, ...], pa.Array]], count: int) -> pa.Array:
+    """Return one column of those that lie below it."""
+    if flat and not flat[0][0]:
+        return flat[0][1]
+    made = [_nested(one.type, _below(flat, at), count) for at, one in enumerate(kind.children) if has_values(one.type)]
+    return pa.Array.from_buffers(kind.arrow, count, [None], children=made) if made else pa.nulls(count)
+
+
+def _sortable(column: pa.Array, field: SparkField) -> pa.Array:
+    """Return the bytes that :func:`_unsorted` reads."""
+    kind = _SORTED[field.type.kind]
+    width, count = np.dtype(kind).itemsize, len(column)
+    null = column.is_null().to_numpy(zero_copy_only=False)
+    plain = column.fill_null(0).to_numpy(zero_copy_only=False)
+    bits = np.ascontiguousarray(plain).view(kind.replace(">", "<"))
+    negative = np.signbit(plain) if plain.dtype.kind == "f" else plain < 0
+    if plain.dtype.kind == "f":
+        bits = np.where(negative, ~bits, bits)
+    found = np.zeros(count, [("mark", "u1"), ("bits", kind)])
+    found["mark"] = np.where(null, _NULL, np.where(negative, _NEGATIVE, 1))
+    found["bits"] = bits
+    return pa.Array.from_buffers(pa.binary(width + 1), count, [None, pa.py_buffer(found)]).cast(pa.binary())
+
+
 def _halves(keys: ByteStrings, path: str, *, both: bool = True) -> tuple[ByteStrings, ByteStrings]:
     """Separate the rows of a key with a size before the first."""
     short = keys.length < 5
@@ -214,6 +281,36 @@ def split_values(store: Store, keys: ByteStrings, values: ByteStrings, path: str
     else:
         counts, rows = _walked(values, 0, gap, path)
     return counts, plain_rows(rows.without_prefix(4), path, "value")
+
+
+def joined_values(store: Store, keys: ByteStrings, rows: ByteStrings, counts: Positions) -> ByteStrings:
+    """Return one string for each key, of all its rows: what :func:`split_values` reads.
+
+    ``keys`` are those included in checksums; ``rows`` have their versions, ``counts`` for each key.
+    """
+    framed = prefixed(_sizes(rows), rows)
+    if store.has_row_checksums:
+        framed = with_sums(keys.take(np.repeat(np.arange(len(keys)), counts)), framed)
+    gap = delimiter_of(store)
+    ends = np.cumsum(counts)
+    if gap:
+        last = np.zeros(len(rows), np.bool_)
+        last[ends - 1] = True
+        framed = from_arrow(pc.binary_join_element_wise(framed.to_arrow(), pa.array(np.where(last, b"", gap)), b""))
+    total = np.cumsum(np.append(0, framed.length))
+    return ByteStrings(framed.tight(), total[ends - counts], total[ends] - total[ends - counts])
+
+
+def with_sums(keys: ByteStrings, values: ByteStrings) -> ByteStrings:
+    """Return values behind their checksums and sizes: what :func:`without_sums` reads."""
+    sums = _row_checksums(keys, values).astype("<u4")
+    four = pa.Array.from_buffers(pa.binary(4), len(sums), [None, pa.py_buffer(sums)]).cast(pa.binary())
+    return prefixed(four, prefixed(_sizes(values), values))
+
+
+def _sizes(strings: ByteStrings) -> pa.Array:
+    sizes = pa.py_buffer(strings.length.astype("<i4"))
+    return pa.Array.from_buffers(pa.binary(4), len(strings), [None, sizes]).cast(pa.binary())
 
 
 def _walked(values: ByteStrings, lead: int, gap: int, path: str) -> tuple[Positions, ByteStrings]:

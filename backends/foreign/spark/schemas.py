@@ -69,6 +69,8 @@ class SparkField:
 
     name: str
     type: SparkType
+    nullable: bool = True
+    """Whether the query may have nulls there."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,8 @@ class _Types:
         for item in items:
             if not isinstance(item, dict) or not isinstance(item.get("name"), str):
                 raise _no_type(item, self.path)
-            fields.append(SparkField(item["name"], self.type(item.get("type"), depth, _collation(item))))
+            kind = self.type(item.get("type"), depth, _collation(item))
+            fields.append(SparkField(item["name"], kind, item.get("nullable") is not False))
         return tuple(fields)
 
     def type(self, found: Any, depth: int, collation: str = "") -> SparkType:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
+from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.keys import check_key_types, hash_keys, key_groups
 from stateformat.model import Mode, State, TimerClock
 from stateformat.schema import segment_schema
@@ -32,6 +32,8 @@ from ..source import Note
 from .logs import OperatorInfo, StoreInfo
 from .schemas import SparkField, SparkType, StoreSchema, arrow_fields, distinct, has_values
 from .stores import KeyLayout
+from .unsafe_row import decode_rows
+from .unsafe_writing import encode_rows
 
 NESTED_KEY_HASH: Final = "spark-murmur3-seed42-nested"
 """For operators whose keys have arrays or maps, which stateformat's key hash does not support."""
@@ -394,6 +396,34 @@ class StateShape:
         fitted = [_fit(column, field.type) for column, field in zip(made, schema, strict=True)]
         return pa.RecordBatch.from_arrays(fitted, schema=schema)
 
+    def stored_columns(
+        self, columns: Sequence[pa.Array], rows: int, where: str
+    ) -> tuple[list[pa.Array], list[pa.Array]]:
+        """Return the columns of keys, by :attr:`stored`, and of values: what :meth:`batch` takes.
+
+        ``columns`` are those of the state's segments without the key group. Raises
+        ``InvalidInput`` about ``where`` for what Spark has in other columns otherwise.
+        """
+        given = iter(columns)
+        own = [next(given)] if self.kind == "list" else [next(given), next(given)] if self.kind == "timers" else []
+        fields = self.stored.key
+        keys = _spread(fields[: self.hashed], given, rows)
+        if not any(has_values(item.type) for item in fields[: self.hashed]):
+            next(given)
+        wanted = [item for item in fields[self.hashed :] if has_values(item.type)]
+        if self.kind == "list":
+            rest = own
+        elif self.kind == "timers":
+            rest = [_milliseconds(own[0], where)]
+        else:
+            rest = next(given).flatten() if len(wanted) > 1 else [next(given)] if wanted else []
+        keys += _spread(fields[self.hashed :], iter(rest), rows)
+        shown = [next(given) for _ in self.opaque]
+        values = _spread(self.schema.value, given, rows)
+        for at, column in zip(self.opaque, shown, strict=True):
+            _check_shown(self.schema.key[at], keys[at], column, where)
+        return keys, values
+
 
 def shape_of(operator: OperatorInfo, store: StoreInfo, family: Family) -> StateShape:
     """Return the state of a store or of a column family.
@@ -448,6 +478,34 @@ def shape_of(operator: OperatorInfo, store: StoreInfo, family: Family) -> StateS
             state=name,
         ) from error
     return replace(shape, state=state, notes=tuple(notes))
+
+
+def _spread(fields: Sequence[SparkField], columns: Iterator[pa.Array], rows: int) -> list[pa.Array]:
+    """Return a column for each field, of nulls for those without values."""
+    return [next(columns) if has_values(item.type) else pa.nulls(rows) for item in fields]
+
+
+def _milliseconds(moments: pa.Array, where: str) -> pa.Array:
+    found = moments.cast(pa.int64()).to_numpy()
+    broken = np.flatnonzero(found % 1000)
+    if len(broken):
+        raise InvalidInput(
+            f"{where} would have a timer at {int(found[broken[0]])} µs, and timers of Spark are at whole milliseconds: "
+            "round it",
+            kind=ErrorKind.TRANSFORM_FAILED,
+        )
+    return pa.array(found // 1000)
+
+
+def _check_shown(item: SparkField, stored: pa.Array, shown: pa.Array, where: str) -> None:
+    """Raise ``InvalidInput`` if a column that shows an opaque key does not say what the key is."""
+    rows = encode_rows([stored], [SparkField(item.name, _BYTES)], len(stored), key=True)
+    if not decode_rows(rows, [item], where)[0].equals(shown.cast(item.type.arrow)):
+        raise InvalidInput(
+            f"{where}: column {item.name} shows what is in the key, whose bytes are kept. Such keys cannot be changed; "
+            "return both columns as they are",
+            kind=ErrorKind.TRANSFORM_FAILED,
+        )
 
 
 def _hashable(item: SparkField) -> bool:

@@ -25,7 +25,7 @@ from .schemas import SparkField, SparkType, has_values
 
 _Mask = npt.NDArray[np.bool_]
 
-_FIXED: Final = {
+FIXED: Final = {
     "byte": "<i1",
     "short": "<i2",
     "integer": "<i4",
@@ -39,7 +39,7 @@ _FIXED: Final = {
     "float": "<f4",
     "double": "<f8",
 }
-_LONG_DIGITS: Final = 18
+LONG_DIGITS: Final = 18
 """Up to this many digits a decimal is a long; with more, it is outside its slot."""
 _INT32_MAX: Final = 2**31 - 1
 
@@ -127,13 +127,13 @@ def _bitmap(valid: _Mask | None) -> Any:
 
 
 def _decode(kind: SparkType, cells: _Cells) -> pa.Array:
-    if kind.kind in _FIXED:
-        values = cells.gather(_FIXED[kind.kind])
+    if kind.kind in FIXED:
+        values = cells.gather(FIXED[kind.kind])
         return pa.Array.from_buffers(kind.arrow, len(cells), [_bitmap(cells.valid), pa.py_buffer(values)])
     if kind.kind == "boolean":
         bits = np.packbits(cells.gather("<u1") != 0, bitorder="little")
         return pa.Array.from_buffers(kind.arrow, len(cells), [_bitmap(cells.valid), pa.py_buffer(bits)])
-    if kind.kind == "decimal" and kind.arrow.precision <= _LONG_DIGITS:
+    if kind.kind == "decimal" and kind.arrow.precision <= LONG_DIGITS:
         return _short_decimals(kind, cells)
     start, size = _outside(cells)
     if kind.kind == "decimal":
@@ -245,11 +245,11 @@ def _maps(kind: SparkType, cells: _Cells, start: Positions, size: Positions, bud
     return pa.Array.from_buffers(kind.arrow, len(start), [None, pa.py_buffer(offsets)], children=[items])
 
 
-def _width(kind: SparkType) -> int:
+def width_of(kind: SparkType) -> int:
     """Return the bytes of an item of an array."""
     if kind.kind == "boolean":
         return 1
-    return np.dtype(_FIXED[kind.kind]).itemsize if kind.kind in _FIXED else 8
+    return np.dtype(FIXED[kind.kind]).itemsize if kind.kind in FIXED else 8
 
 
 def _items(
@@ -259,7 +259,7 @@ def _items(
     if len(size) and int(size.min()) < 8:
         raise cells.wrong(f"has an array of {int(size.min())} bytes, less than the 8 of its head")
     counts = _at(cells.data, start, "<i8")
-    width = _width(kind)
+    width = width_of(kind)
     heads = 8 + 8 * ((np.clip(counts, 0, _INT32_MAX) + 63) // 64)
     if np.any((counts < 0) | (counts > size) | (heads + counts * width > size)):
         raise cells.wrong("has an array of more items than its bytes can hold")

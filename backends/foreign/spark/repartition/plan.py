@@ -18,12 +18,14 @@ from stateformat.errors import ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.storage import ObjectInfo, Storage
 
 from ...framing import damaged
+from ..copying import is_of
 from ..edits import PARTITIONS_CONF, PROVIDER_CONF, edit_commit, edit_offsets, moved_operators
 from ..logs import MAX_PARTITIONS, OperatorInfo, batches, read_small
 from ..rocksdb_store import read_snapshot
 from ..schemas import SCHEMA_ADVICE
 from ..source import READERS, SparkSource
 from ..stores import HDFS_PROVIDER, ROCKSDB_PROVIDER, Store, StoreReader
+from .editing import Edit, RowFunction, followers, leader
 
 PROVIDERS: Final[Mapping[str, str]] = {"hdfs": HDFS_PROVIDER, "rocksdb": ROCKSDB_PROVIDER}
 """Classes by stateformat's names."""
@@ -83,6 +85,8 @@ class Unit:
     """Checkpoint format 2: the id of the new files, by partition."""
     about: Mapping[str, Any] = field(default_factory=lambda: NO_FAMILIES)
     """For RocksDB: what Spark's metadata of a database says of its column families."""
+    edits: Mapping[int, Edit] = field(default_factory=dict)
+    """What becomes of the rows of ``stores``, by their position; all others stay as they are."""
 
     @property
     def reader(self) -> StoreReader:
@@ -127,6 +131,8 @@ class RepartitionPlan:
 
     query_id: str
     batch: int
+    newest: int
+    """The query's newest committed batch."""
     units: tuple[Unit, ...]
     sources: tuple[Source, ...]
     before: int
@@ -142,6 +148,11 @@ class RepartitionPlan:
     """Batches whose state is not in the copy: the state reader cannot go back to them."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_edited(self) -> bool:
+        """Whether rows change."""
+        return any(unit.edits for unit in self.units)
+
     @cached_property
     def size_bytes(self) -> int:
         """Stored bytes to be read."""
@@ -155,26 +166,35 @@ class RepartitionPlan:
 
 
 def plan_repartition(
-    folder: Storage, target_url: str, parallelism: int, provider: Literal["rocksdb"] | None = None
+    folder: Storage,
+    target_url: str,
+    parallelism: int | None = None,
+    provider: Literal["rocksdb"] | None = None,
+    *,
+    source: SparkSource | None = None,
+    functions: Mapping[tuple[str, str], RowFunction] | None = None,
 ) -> RepartitionPlan:
-    """Plan the copy of a query's newest committed batch at another number of partitions.
+    """Plan the copy of a committed batch at another number of partitions, or with other rows.
 
     Reads logs and schemas and lists files; no data file is opened.
 
     Args:
         folder: the checkpoint.
         target_url: where the copy will lie: some queries name their own files by absolute paths.
-        parallelism: the new number of partitions of all stateful operators.
+        parallelism: the new number of partitions of all stateful operators; None keeps it.
         provider: ``rocksdb``; None keeps the query's. State is not moved back.
+        source: the batch; None is the newest.
+        functions: what is done with the rows of states, by operator and state.
 
     Raises ``InvalidInput``, ``UnsupportedFormat`` and ``DamagedCheckpoint``.
     """
+    source = source or SparkSource(folder)
+    before = source.offsets.partitions
+    parallelism = before if parallelism is None else parallelism
     if not 1 <= parallelism <= MAX_PARTITIONS:
         raise InvalidInput(
             f"{parallelism} is no number of partitions; give 1 to {MAX_PARTITIONS}", kind=ErrorKind.INVALID_PARALLELISM
         )
-    source = SparkSource(folder)
-    before = source.offsets.partitions
     provider_before = {name: short for short, name in PROVIDERS.items()}.get(source.provider, "")
     provider_after = provider or provider_before
     _check_provider(source, provider_before, provider_after)
@@ -188,14 +208,17 @@ def plan_repartition(
         )
     for unit in units:
         _check_numbers(unit, source)
+    units = tuple(_edited(units, source, functions or {}))
     sources = tuple(_sources(units, source))
     listed = folder.list("")
     edits = tuple(_edits(source, units, listed, parallelism, provider_after, target_url))
+    listed = [item for item in listed if is_of(item.path, source.batch)]
     changed = dict(edits)
     there = {item.path for item in listed}
     return RepartitionPlan(
         query_id=source.query_id,
         batch=source.batch,
+        newest=source.batches[-1],
         units=units,
         sources=sources,
         before=before,
@@ -204,7 +227,7 @@ def plan_repartition(
         provider_after=provider_after,
         copies=tuple(item for item in listed if _is_copied(item.path, changed, there)),
         edits=edits,
-        left_out=tuple(source.batches[:-1]),
+        left_out=tuple(batch for batch in source.batches if batch < source.batch),
         notes=tuple(note.message for note in source.notes if note.kind == "elsewhere"),
     )
 
@@ -289,6 +312,40 @@ def unique_id(made: UUID, number: int) -> UUID:
     return UUID(int=made.int ^ number)
 
 
+def _edited(
+    units: Sequence[Unit], source: SparkSource, functions: Mapping[tuple[str, str], RowFunction]
+) -> Iterator[Unit]:
+    """Yield the units with what becomes of their rows, and of those that follow from them."""
+    edits: dict[int, dict[int, Edit]] = {unit.number: {} for unit in units}
+    places = {
+        (unit.operator.uid, store.family or store.name): (unit, at)
+        for unit in units
+        for at, store in enumerate(unit.stores)
+    }
+    for (operator, name), function in functions.items():
+        store, shape = source.stores[operator, name], source.shapes[operator, name]
+        family = store.family or store.name
+        first = leader(family)
+        if first is not None:
+            raise InvalidInput(
+                f"{operator}/{name} counts the rows of {operator}/{first}, and follows them: change those",
+                kind=ErrorKind.STATE_NOT_ALLOWED,
+            )
+        found = followers(family, listed=shape.kind == "list")
+        derived = [(places[operator, one], how) for one, how in found.items() if (operator, one) in places]
+        unit, at = places[operator, family]
+        edits[unit.number][at] = Edit(
+            shape,
+            function,
+            renumbered=family.endswith("keyWithIndexToValue"),
+            derived=tuple((there, index, how) for (there, index), how in derived),
+        )
+        for (there, index), _ in derived:
+            edits[there.number][index] = Edit()
+    for unit in units:
+        yield replace(unit, edits=edits[unit.number])
+
+
 def _check_numbers(unit: Unit, source: SparkSource) -> None:
     """Compare numbers of partitions: in the offset log, the operator's metadata, the folders."""
     path = unit.operator.path or f"state/{unit.operator.id}"
@@ -329,7 +386,8 @@ def _edits(
     url: str,
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the files to change: operators' metadata first, offsets and commits last."""
-    yield from moved_operators(source, listed, (source.offsets.partitions, after), url)
+    moved = moved_operators(source, listed, (source.offsets.partitions, after), url)
+    yield from ((path, data) for path, data in moved if is_of(path, source.batch))
     ids: dict[str, list[list[str]]] = {}
     for unit in units:
         if unit.ids:
@@ -344,7 +402,7 @@ def _edits(
     if PROVIDERS[provider] != source.provider:
         conf[PROVIDER_CONF] = PROVIDERS[provider]
     for batch in batches(source.folder, "offsets"):
-        if batch >= source.batch:
+        if source.batch <= batch <= source.batch + 1:
             path = f"offsets/{batch}"
             yield path, edit_offsets(read_small(source.folder, path), conf, path)
 

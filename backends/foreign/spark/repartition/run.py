@@ -27,12 +27,14 @@ from stateformat.tables import Spill
 from ...byte_strings import ByteStrings, from_arrow
 from ...framing import damaged
 from .. import rocksdb_keys, rocksdb_store
-from ..copying import begin, check_target, finish, withdraw, write_files
+from ..copying import Finished, begin, check_target, check_whole, finish, withdraw, write_files
 from ..logs import batches
 from ..schemas import SparkField, SparkType, has_values
-from ..states import spark_hashes
+from ..source import SparkSource
+from ..states import INDEX, spark_hashes
 from ..stores import Entries, Store
 from ..unsafe_row import decode_rows
+from .editing import Edit, Rows, encoded
 from .plan import RepartitionPlan, Source, Target, Unit
 from .store_files import entry_pieces, frame_pieces, framed, prefixed_keys, write_database, write_snapshot
 
@@ -67,16 +69,40 @@ def deal(folder: Storage, source: Source) -> Iterator[Piece]:
         found += len(entries.keys)
         if not len(entries.keys):
             continue
-        targets = _targets(unit, index, entries, source)
-        if unit.provider_after == "hdfs":
-            rows = framed(entries.keys, _stored_values(store, entries))
-            pieces = frame_pieces(rows, targets, store.codec)
-        else:
-            pieces = entry_pieces(*_rocksdb_entries(unit, store, entries), targets)
-        for partition, keys, batch in pieces:
-            yield Piece(Target(unit.number, partition), keys, batch)
+        targets, edit = _targets(unit, index, entries, source), unit.edits.get(index)
+        if edit is None:
+            yield from _dealt(unit, store, entries, targets)
+        elif edit.function is not None:
+            yield from _edited(unit, index, edit, entries, source)
     if unit.families:
         _check_count(folder, source, found)
+
+
+def _edited(unit: Unit, index: int, edit: Edit, entries: Entries, source: Source) -> Iterator[Piece]:
+    """Yield what a function makes of entries, and what follows of it in other stores."""
+    store = unit.stores[index]
+    rows = edit.rows(store, unit.reader, entries, source.partition)
+    hashed = unit.hashed[index]
+    made: list[tuple[Unit, int, Rows]] = [(unit, index, rows)]
+    for there, at, derive in edit.derived:
+        own = there.stores[at]
+        fields = (*own.schema.key, INDEX) if own.multiple else own.schema.key
+        made.append((there, at, derive(rows, hashed)._replace(fields=fields)))
+    for there, at, some in made:
+        if some.number:
+            own = there.stores[at]
+            found = encoded(own, some, there.families, rocksdb=there.provider_before == "rocksdb")
+            yield from _dealt(there, own, found, _hashes(there, at, found, source.path) % there.after)
+
+
+def _dealt(unit: Unit, store: Store, entries: Entries, targets: npt.NDArray[np.int64]) -> Iterator[Piece]:
+    if unit.provider_after == "hdfs":
+        rows = framed(entries.keys, _stored_values(store, entries))
+        pieces = frame_pieces(rows, targets, store.codec)
+    else:
+        pieces = entry_pieces(*_rocksdb_entries(unit, store, entries), targets)
+    for partition, keys, batch in pieces:
+        yield Piece(Target(unit.number, partition), keys, batch)
 
 
 def write_partition(
@@ -114,16 +140,14 @@ def _check_count(folder: Storage, source: Source, found: int) -> None:
 
 def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.NDArray[np.int64]:
     """Return the new partition of each entry; verifies the old one."""
+    store, hashes = unit.stores[index], _hashes(unit, index, entries, source.path)
     if not unit.keyed:
-        return np.zeros(len(entries.keys), np.int64)
-    store = unit.stores[index]
-    columns = key_columns(unit, index, entries, source.path)
-    hashes = spark_hashes(columns).astype(np.int64)
+        return hashes
     found = hashes % unit.before
     wrong = np.flatnonzero(found != source.partition)
     if len(wrong):
         at = int(wrong[0])
-        key = ", ".join(str(column[at].as_py()) for column in columns)
+        key = ", ".join(str(column[at].as_py()) for column in key_columns(unit, index, entries, source.path))
         raise DamagedCheckpoint(
             f"{source.path}: {len(wrong):,} of {len(found):,} keys of {store.name!r} lie in partition "
             f"{source.partition} and do not belong there; the first is ({key}), whose hash gives {int(found[at])} of "
@@ -135,6 +159,13 @@ def _targets(unit: Unit, index: int, entries: Entries, source: Source) -> npt.ND
             partition=source.partition,
         )
     return hashes % unit.after
+
+
+def _hashes(unit: Unit, index: int, entries: Entries, path: str) -> npt.NDArray[np.int64]:
+    """Return Spark's hash of each key; 0 for a store without keys."""
+    if not unit.keyed:
+        return np.zeros(len(entries.keys), np.int64)
+    return spark_hashes(key_columns(unit, index, entries, path)).astype(np.int64)
 
 
 def key_columns(unit: Unit, index: int, entries: Entries, path: str) -> list[pa.Array]:
@@ -270,6 +301,8 @@ def repartition(
         sizes[result.target.unit][result.target.partition] = result.size_bytes
     check_still(folder, plan)
     files, size = write_files(folder, target, plan.copies, plan.edits)
+    if plan.is_edited:
+        check_whole(SparkSource(Finished(target, plan.batch), plan.batch + 1), lambda *_: None)
     finish(target, plan.batch)
     return Outcome(
         plan,
@@ -283,9 +316,9 @@ def repartition(
 def check_still(folder: Storage, plan: RepartitionPlan) -> None:
     """Raise ``StorageError`` if the query has committed a batch since the plan was made."""
     newest = max(batches(folder, "commits"), default=-1)
-    if newest != plan.batch:
+    if newest != plan.newest:
         raise StorageError(
-            f"{folder.url}: the newest batch was {plan.batch} and is {newest} now, so the query is running. Stop it, "
+            f"{folder.url}: the newest batch was {plan.newest} and is {newest} now, so the query is running. Stop it, "
             "then run the command again into an empty folder",
             kind=ErrorKind.HISTORY_UNSTABLE,
         )

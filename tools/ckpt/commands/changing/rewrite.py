@@ -26,7 +26,8 @@ from ...options import (
 )
 from ...output import Document
 from ...published import proof, prove_option, published, published_page, show_proved
-from ...transforms import TransformName, renames_of, transform_options, transforms_of
+from ...repartitioned import rewrite_foreign
+from ...transforms import Chosen, renames_of, transform_options, transforms_of
 
 if TYPE_CHECKING:
     from stateformat.backends.rewrite import TransformedRows
@@ -65,7 +66,13 @@ _COLUMNS: Final = (
 )
 @transform_options
 @prove_option
-@click.option("--to", "target", type=AddressType("never"), metavar="URL", help="Publish in this empty store instead.")
+@click.option(
+    "--to",
+    "target",
+    type=AddressType("never"),
+    metavar="URL",
+    help="Publish in this empty store instead; of a Spark query, the empty folder of the copy.",
+)
 def rewrite(
     session: Session,
     address: Address,
@@ -77,7 +84,7 @@ def rewrite(
     rename: tuple[tuple[str, str], ...],
     codec: Any,
     encoding: Any,
-    transform: tuple[TransformName, ...],
+    chosen: Chosen,
     rename_column: tuple[tuple[str, str], ...],
     rekey: bool,
     prove: bool,
@@ -93,7 +100,14 @@ def rewrite(
     --transform corrects state: the function takes the rows of a state as an Arrow table, piece by
     piece, and returns the rows that replace them. It is first called without rows, to learn its
     columns. The module is searched for on PYTHONPATH and in the current directory; a file is given
-    as fixes.py:correct. OPERATOR/STATE may be left out if only one state has rows.
+    as fixes.py:correct. OPERATOR/STATE may be left out if only one state has rows. --where deletes
+    rows, in all states that have the columns of its condition.
+
+    STORE may also be the checkpoint location of a Structured Streaming query, with --transform or
+    --where. A copy of it is then written to the empty folder --to, and validated before Spark can
+    start on it. The query goes on from there; it must be stopped, and its own checkpoint stays as
+    it is. Columns and their types stay those of the query; what Spark derives from rows follows
+    them.
     """
     from stateformat.backends.rewrite import (
         Engine,
@@ -103,9 +117,14 @@ def rewrite(
         prove_rewrite,
         rewrite as run,
     )
+    from stateformat.model import Capability
     from stateformat.segments import WriteOptions
 
     store, checkpoint = session.checkpoint(address, *(() if target is None else (target.url,)))
+    if Capability.CARRY not in checkpoint.capabilities:
+        others = bool(operator_parallelism or max_parallelism or rename or rename_column)
+        more: dict[str, Any] = {"engine": engine, "prove": prove, "rekey": rekey, "others": others}
+        return rewrite_foreign(session, address, checkpoint, target, parallelism, chosen, **more)
     renames, states = renames_of(checkpoint, rename)
     spec = RewriteSpec(
         parallelism=parallelism,
@@ -113,7 +132,7 @@ def rewrite(
         max_parallelism=max_parallelism,
         renames=renames,
         states=states,
-        transforms=transforms_of(checkpoint, transform, rename_column, rekey=rekey),
+        transforms=transforms_of(checkpoint, chosen, rename_column, rekey=rekey),
         options=WriteOptions(codec=codec, encoding=encoding),
     )
     if prove:

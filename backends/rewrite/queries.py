@@ -1,0 +1,40 @@
+"""Functions applied to the rows of a Structured Streaming query, in a copy that it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stateformat.errors import ErrorKind, InvalidInput
+
+from ..foreign.spark.repartition.plan import RepartitionPlan, plan_repartition
+from ..foreign.spark.source import SparkSource
+from .transforming import Transform, Transformation, plan_transformation
+
+
+def plan_query_rewrite(
+    source: SparkSource,
+    target_url: str,
+    transforms: Mapping[tuple[str, str], Transform],
+    parallelism: int | None = None,
+) -> RepartitionPlan:
+    """Plan the copy of a batch in which functions have changed rows, by operator and state.
+
+    Keys stay in their partitions unless a transform rekeys. Raises as ``plan_repartition``, and
+    ``InvalidInput`` for columns that are not those of the query.
+    """
+    functions: dict[tuple[str, str], Transformation] = {}
+    for place, transform in transforms.items():
+        made = plan_transformation(source.record.state(*place), transform, *place)
+        other = [one for one in made.columns() if one.change != "kept"]
+        if other:
+            name = other[0].column or other[0].was
+            raise InvalidInput(
+                f"{transform.label} makes column {name!r} of {'/'.join(place)} {other[0].change}, and the program of "
+                "the query says which columns its state has: return those, with their names and types",
+                kind=ErrorKind.SCHEMA_MISMATCH,
+                operator=place[0],
+                state=place[1],
+                column=name,
+            )
+        functions[place] = made
+    return plan_repartition(source.folder, target_url, parallelism, source=source, functions=functions)
