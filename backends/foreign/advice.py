@@ -101,6 +101,15 @@ TASKS: Final[Mapping[str, Mapping[str, Way]]] = {
         ),
         FLINK: Way(True, "start the job from an older savepoint or checkpoint (`flink run -s PATH`)"),
     },
+    "repair it": {
+        SPARK: Way(
+            True,
+            "`ckpt repair {url}` says which is the newest batch that a copy can have whole, and writes it --to COPY",
+        ),
+        FLINK: Way(
+            False, "put damaged files back from a copy, or start the job from an older one (`flink run -s PATH`)"
+        ),
+    },
     "let its sources go on elsewhere": {
         SPARK: Way(True, "`ckpt copy {url} --to COPY --offsets SOURCE=OFFSET` writes a copy whose sources begin there"),
         FLINK: Way(False, "the state of sources is bytes here, and goes back as those bytes"),
@@ -144,16 +153,12 @@ _TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "unpin": f"It has no pins. {_HISTORY}",
         "gc": "Spark itself removes old batches; `ckpt du {url}` shows what they take",
         "rollback": _BACK,
-        "repair": (
-            "`ckpt validate {url} --all --level full` says which batches are whole. Put damaged files back from a copy "
-            f"of the folder, or go back to a whole batch: {_BACK}"
-        ),
         "stop": f"Stop the query in Spark: its folder is whole then. {_HISTORY}",
         "savepoint": _COPY_OF_QUERY,
         "watch": f"Only stores are followed; {_HISTORY}",
         "run": f"{_IMPORT}, and a program can go on from that",
-        "damage": f"put the file back from a copy, or go back to a whole batch: {_BACK}",
-        "validate": f"`ckpt history {{url}}` lists the batches. {_BACK}",
+        "damage": f"put the file back from a copy. {_way('repair it', SPARK)}",
+        "validate": f"`ckpt history {{url}}` lists the batches. {_way('repair it', SPARK)}",
         "start": _STARTS,
     },
     FLINK: {

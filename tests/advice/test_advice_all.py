@@ -55,6 +55,11 @@ ELSEWHERE: dict[str, str] = {
         ),
         "tests/foreign/test_spark_offsets.py::test_what_does_not_fit_is_refused_by_name_and_what_is_advised_fits",
     ),
+    **dict.fromkeys(
+        ("writes a copy without it", "--to is for a Spark query", "writes one that is whole; --yes"),
+        "tests/foreign/test_spark_repair.py::"
+        "test_a_snapshot_for_which_older_files_make_up_is_left_out_and_nothing_is_lost",
+    ),
     "and a savepoint is a folder": "tests/foreign/test_flink_written.py::"
     "test_a_checkpoint_of_flinks_becomes_a_canonical_savepoint_without_an_import",
     "keys are hashed anew, so what Flink needs": "tests/foreign/test_flink_written.py::"

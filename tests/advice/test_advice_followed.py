@@ -177,7 +177,8 @@ MET: dict[str, tuple[str, ...]] = {
     ),
     "a damaged Spark query": (
         "or read another checkpoint (`ckpt history` lists them)",
-        "says which batches are whole",
+        "says which is the newest batch that a copy can have whole",
+        "--to COPY` writes the copy",
         "writes a folder from which the query goes on",
         "lists the batches.",
         "--to STORE` makes a store of {}.",

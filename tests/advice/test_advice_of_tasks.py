@@ -40,6 +40,7 @@ CANNOT = {
     ),
     ("drop a state", SPARK): ("rewrite {url} --drop operator-0/default --to {new}",),
     ("let its sources go on elsewhere", FLINK): ("copy {url} --to {new} --offsets 0=-",),
+    ("repair it", FLINK): ("repair {url} --to {new}",),
     ("go back to its system after an import", SPARK): (
         "import {url} --to {store}",
         "export {store} --as spark --to {new}",

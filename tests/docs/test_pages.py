@@ -291,7 +291,7 @@ def run_recipe(recipe: str, folder: Path, **variables: Path | int) -> str:
 
 
 def test_every_recipe_is_run() -> None:
-    assert set(FOREIGN_RECIPES) == {"back", "correct", "forget", "move", "partitions", "query"}
+    assert set(FOREIGN_RECIPES) == {"back", "correct", "forget", "move", "partitions", "query", "repair"}
 
 
 def test_a_spark_query_gets_another_number_of_partitions(tmp_path: Path) -> None:
@@ -326,6 +326,16 @@ def test_a_spark_query_goes_back_to_an_older_batch(tmp_path: Path) -> None:
     # A checksum of Hadoop's beside which its file is gone keeps Spark from writing that file again.
     orphans = [path for path in (tmp_path / "copy").rglob(".*.crc") if not (path.parent / path.name[1:-4]).exists()]
     assert not orphans
+
+
+def test_a_damaged_spark_query_is_repaired(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(FIXTURES / "spark-4.3.0" / "window" / "checkpoint", tmp_path / "query"))
+    number = stateformat.open(query).open().id
+    snapshot = query / "state" / "0" / "1" / "9.snapshot"
+    snapshot.write_bytes(snapshot.read_bytes()[:-9])
+    printed = run_recipe(FOREIGN_RECIPES["repair"], tmp_path, QUERY=query, COPY=tmp_path / "copy")
+    assert "of this batch nothing is lost" in " ".join(printed.split())
+    assert stateformat.open(tmp_path / "copy").open().id == number
 
 
 def test_a_topic_of_a_spark_query_is_moved(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_damaged_snapshot_is_needless_where_its_deltas_are_there() -> None:
     broken = {**WHOLE, path: WHOLE[path][:-1]}
     (found,) = findings(broken)
     assert found.path == path
-    assert "remove the snapshot" in found.advice
+    assert "writes a copy without it" in found.advice
     by_deltas = rows(opened({name: data for name, data in broken.items() if name != path}))
     assert sorted(map(repr, by_deltas)) == sorted(map(repr, rows(opened(WHOLE))))
     (alone,) = findings({name: data for name, data in broken.items() if name != "state/0/1/1.delta"})

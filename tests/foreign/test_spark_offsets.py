@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
+from stateformat.backends.foreign.spark.copying import copy_query, plan_copy
+from stateformat.backends.foreign.spark.logs import UNFINISHED
+from stateformat.backends.foreign.spark.offsets import SourceEdits
 from stateformat.backends.foreign.spark.source import SparkSource
+from stateformat.errors import StorageError
 from tests.ckpt.ckpt_runs import document, failure, page
+from tests.foreign.test_spark_copy import Failing
 from tests.foreign.test_spark_repartition import FIXTURES, bytes_of, folder
 
 AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint"
@@ -205,6 +210,19 @@ def test_sources_that_have_names_are_known_by_them(tmp_path: Path) -> None:
 def test_a_partition_of_kafka_without_an_offset_is_told(queries: dict[str, Path], tmp_path: Path) -> None:
     copied = document("copy", queries["kafka"], "--to", tmp_path / "copy", "--offsets", '0={"events":{"0":3}}')
     assert copied["sources"][0]["note"].startswith("events-1 had an offset before and has none now")
+
+
+def test_a_copy_that_was_interrupted_at_any_file_holds_what_spark_refuses(tmp_path: Path) -> None:
+    source = SparkSource(folder(AGGREGATE))
+    changes = SourceEdits([("0", "add")], {"1": '{"logOffset":2}'}, {POLICY: "max"})
+    whole, _ = copy_query(source.folder, folder(tmp_path / "whole"), plan_copy(source, "file:///c", changes))
+    for left in range(1, whole + 1):
+        target = tmp_path / str(left)
+        with pytest.raises(StorageError, match="cannot write"):
+            copy_query(source.folder, Failing(folder(target), left), plan_copy(source, "file:///c", changes))
+        assert (target / "offsets" / "6").read_text() == UNFINISHED
+        newest = max(int(path.name) for path in (target / "offsets").glob("[0-9]*"))
+        assert newest == 6
 
 
 def test_a_setting_is_changed_where_spark_reads_it(tmp_path: Path) -> None:

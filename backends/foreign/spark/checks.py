@@ -38,7 +38,7 @@ _ADVICE_PARTITIONS: Final = (
     "back from a copy"
 )
 _ADVICE_DELTAS: Final = (
-    "remove the snapshot from a copy of the checkpoint: the deltas that it stands for are all there, and are read then"
+    "the deltas that the snapshot stands for are all there: `ckpt repair QUERY --to COPY` writes a copy without it"
 )
 _ADVICE_CRC: Final = "remove the .crc file if the file beside it is the right one; Spark refuses to read it as it is"
 _CRC_CHUNK: Final = 512

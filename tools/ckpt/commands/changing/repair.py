@@ -18,6 +18,7 @@ from ...exit_status import FINE, PROBLEMS
 from ...options import Address, AddressType, Session, command
 from ...output import Document
 from ...published import published, published_page
+from .repair_query import repair_query
 
 if TYPE_CHECKING:
     from stateformat.findings import Finding
@@ -33,6 +34,13 @@ SHOWN: Final = 10
 
 @command("repair")
 @click.option("--yes", is_flag=True, help="Carry it out. Without it nothing is changed.")
+@click.option(
+    "--to",
+    "target",
+    type=AddressType("never"),
+    metavar="COPY",
+    help="Of a Spark query: the empty folder for a copy that is whole.",
+)
 @click.option(
     "--restore-from",
     "places",
@@ -52,6 +60,7 @@ def repair(
     address: Address,
     *,
     yes: bool,
+    target: Address | None,
     places: tuple[Address, ...],
     level: str | None,
 ) -> int:
@@ -63,6 +72,11 @@ def repair(
     be repeated; --yes publishes newest + 1 with the content of STORE@ID, or of the newest whole
     checkpoint. Nothing is deleted or overwritten. A running job stops at its next publication.
 
+    STORE may also be the checkpoint location of a Structured Streaming query that is stopped. The
+    page says which is the newest batch that a copy can have whole, and what is lost; --to writes
+    that copy, and the original stays as it is. A snapshot is left out where an older one and all
+    changes after it are there: then nothing is lost.
+
     Exit status: 0 nothing is wrong, or it was repaired; 1 something is wrong.
     """
     from stateformat.history import record_ids
@@ -72,6 +86,17 @@ def repair(
         if place.checkpoint_id is not None:
             raise click.UsageError(f"--restore-from {place} names a checkpoint; segments are taken from a whole store")
     store = session.store(address)
+    from stateformat.backends.foreign.advice import SPARK
+
+    if session.system(store) == SPARK:
+        if yes or places or level is not None:
+            raise click.UsageError(
+                f"{store.url} is {SPARK}, which is never changed: --to COPY writes one that is whole; --yes, "
+                "--restore-from and --level are for stores"
+            )
+        return repair_query(session, address, store, target)
+    if target is not None:
+        raise click.UsageError("--to is for a Spark query; a store is repaired where it is, with --yes")
     level = level or ("full" if places else "quick")
     source = address.checkpoint_id
     if places and source is not None and [source] == record_ids(store.storage)[-1:]:
