@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import unquote
 
 from .errors import ErrorKind, InvalidInput, NotFound
-from .storage import Storage, open_storage
+from .storage import Storage, local_path, open_storage
 
 if TYPE_CHECKING:
     from .errors import CheckpointError
@@ -62,9 +61,8 @@ def split_format(address: str) -> tuple[str | None, str]:
     file = place.strip().rstrip("/")
     folder, slash, last = file.rpartition("/")
     if last == "_metadata":
-        is_url = file.startswith("file:")
-        path = unquote("/" + file.removeprefix("file:").lstrip("/")) if is_url else file
-        if ("://" in file and not is_url) or Path(path).is_file():
+        path = local_path(file)
+        if path is None or Path(path).is_file():
             place = folder or slash or "."
     return name, place
 

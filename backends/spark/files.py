@@ -20,7 +20,6 @@ import datetime
 import fnmatch
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -125,7 +124,7 @@ class DirectoryFrames(Offsets):
         if window is not None and window < datetime.timedelta():
             raise InvalidInput(f"window is {window}. It must be at least 0, or None for any age.")
         self._path = os.fspath(path)
-        self.places = (re.sub(r"^s3[an]://", "s3://", self._path),)
+        self.places = (self._path,)
         self._format = format
         self._columns = schema
         self._options = dict(options or {})

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from stateformat.errors import CheckpointError, ErrorKind, InvalidInput, StorageError
-from stateformat.storage import OBJECT_SCHEMES, retried, without_secrets
+from stateformat.storage import CONTAINER_SCHEMES, OBJECT_SCHEMES, retried, without_secrets
 
 from . import object_answers as answers
 from .checks import check_options
@@ -229,9 +229,11 @@ def place_of(url: str, options: Mapping[str, Any]) -> tuple[Place, str]:
         )
     parts = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []
     if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") or not part.isprintable() for part in parts):
+        form = "bucket/prefix, with a bucket of 2 to 255 characters"
+        if scheme in CONTAINER_SCHEMES:
+            form = "CONTAINER@ACCOUNT.dfs.core.windows.net/prefix, with a container of 3 to 63 characters"
         raise InvalidInput(
-            f"{without_secrets(url)!r} is no address of a store. Write {scheme}://bucket/prefix, with a bucket of 2 to "
-            "255 characters",
+            f"{without_secrets(url)!r} is no address of a store. Write {scheme}://{form}",
             kind=ErrorKind.INVALID_URL,
         )
     if account and options.get("account_name") not in (None, account):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from .._lazy import former
 from .addresses import (
+    CONTAINER_SCHEMES,
     OBJECT_SCHEMES,
     absolute,
     as_url,
@@ -51,6 +52,7 @@ from .protocol import (
 from .stats import Stats, retried, stats_of
 
 __all__ = [
+    "CONTAINER_SCHEMES",
     "OBJECT_SCHEMES",
     "REFUSALS",
     "TOP_LEVEL",

@@ -291,10 +291,9 @@ def is_local(url: str) -> bool:
 
     ``a::b`` begins like a chain, and is a path where something has that name.
     """
-    if url[:6].lower() == "file:/":
-        return True
-    named = _SCHEME.match(url)
-    return named[2] == "::" and os.path.lexists(url) if named else url[:6].lower() not in _ONE_SLASH
+    if named := _SCHEME.match(url):
+        return url[:6].lower() == "file:/" or (named[2] == "::" and os.path.lexists(url))
+    return url[:6].lower() not in _ONE_SLASH
 
 
 def resolved(url: str) -> str:
@@ -305,8 +304,13 @@ def resolved(url: str) -> str:
     """
     if url[:6].lower() == "file:/":
         url = "file:" + url[5:]
-    if url[:6].lower() == "hdfs:/":
-        url = re.sub("(?i)^hdfs:/(?!/)", "hdfs:///", url)
+    if _FLATTENED.match(url) and url.partition(":")[0].lower() in OBJECT_SCHEMES:
+        raise InvalidInput(
+            f"{url!r:.200} was a URL before it became a path, which has one slash fewer. Give the URL as text, with "
+            "two slashes",
+            kind=ErrorKind.INVALID_URL,
+        )
+    url = re.sub("(?i)^hdfs:/(?!/)", "hdfs:///", url)
     if _WINDOWS.match(url):
         raise InvalidInput(
             f"{url!r:.200} is a path of Windows, and this is another system. Give the path of the folder here, as "

@@ -411,7 +411,7 @@ def test_every_compression_that_is_known_is_written(inside: Inside, compression:
         ("out", {"rows_per_file": 0}, "rows_per_file is 0"),
         ("memory://out", {}, "no file sink for memory://.*Known are file, s3"),
         ("gs://bucket/out", {}, "no file sink for gs://.*Known are file, s3, s3a, s3n"),
-        (Path("s3://bucket/out"), {}, "one slash fewer. Give the URL as a str"),
+        (Path("s3://bucket/out"), {}, "one slash fewer. Give the URL as text"),
         *(
             (f"{scheme}://bucket/out", {"endpoint_ulr": "x"}, "no option endpoint_ulr. Known are.*endpoint_url")
             for scheme in ("s3", "s3a", "S3N")

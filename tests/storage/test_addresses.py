@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stateformat.backends.connectors import FileSink
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.storage import (
     absolute,
@@ -140,3 +141,22 @@ def test_a_directory_whose_name_begins_like_a_chain_is_a_path(tmp_path: Path, mo
     assert document("inspect", "a::b")["checkpoint_id"] == 1
     assert absolute("a::b") == str(tmp_path / "a::b")
     assert "no storage for a:" in failure("inspect", "a::c", status=2)["message"]
+
+
+def test_an_address_that_has_lost_a_slash_is_refused_and_no_folder_of_that_name_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "one slash fewer" in failure("inspect", "s3a:/bucket/q", status=2)["message"]
+    with pytest.raises(InvalidInput, match="one slash fewer"):
+        FileSink("gs:/bucket/q")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_sink_takes_the_address_of_a_folder_as_every_command_does(tmp_path: Path) -> None:
+    assert FileSink(f"file:{tmp_path}/a%20b").places == (str(tmp_path / "a b"),)
+
+
+def test_a_container_is_written_as_azure_writes_it() -> None:
+    with pytest.raises(InvalidInput, match=r"abfss://CONTAINER@ACCOUNT.*3 to 63 characters"):
+        open_storage("abfss://c@account1.dfs.core.windows.net/q")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.graph import brief
 from stateformat.publication import CommitPermit
-from stateformat.storage import without_secrets
+from stateformat.storage import local_path, resolved, without_secrets
 from stateformat.tables import table_from_python
 
 from ...dataflow.api import OperatorContext, Prepared, TwoPhaseCommitSink
@@ -180,24 +179,20 @@ class FileSink(TwoPhaseCommitSink):
 
 
 def _open_directory(address: str | os.PathLike[str], durable: bool, options: Mapping[str, Any]) -> OutputDirectory:
-    scheme, separator, rest = str(address).partition("://")
-    if separator and service_of(scheme) is S3:
+    url = resolved(os.fspath(address))
+    scheme = url.partition("://")[0]
+    if service_of(scheme) is S3:
         from .s3_directory import S3Directory
 
-        return S3Directory.at(str(address), options)
-    if separator and scheme != "file":
+        return S3Directory.at(url, options)
+    path = local_path(url)
+    if path is None:
         raise InvalidInput(
-            f"no file sink for {scheme}:// (in {without_secrets(str(address))}). Known are file, s3, s3a, s3n, and "
-            "paths",
+            f"no file sink for {scheme}:// (in {without_secrets(url)}). Known are file, s3, s3a, s3n, s3p, and paths",
             kind=ErrorKind.UNKNOWN_SCHEME,
         )
-    if re.match(r"[A-Za-z0-9+.-]{2,}:/[^/]", str(address)):
-        raise InvalidInput(
-            f"{str(address)!r} was a URL before it became a path, which has one slash fewer. Give the URL as a str",
-            kind=ErrorKind.INVALID_URL,
-        )
     check_options("file://", options, ())
-    return LocalDirectory(rest if separator else address, durable=durable)
+    return LocalDirectory(path, durable=durable)
 
 
 def _files_of(committables: pa.Table, uid: str | None = None) -> Sequence[PreparedFile]:

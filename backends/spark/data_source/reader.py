@@ -136,8 +136,7 @@ def _address(rest: dict[str, str]) -> tuple[str, int | None]:
         raise InvalidInput(
             "load() names no store; give the path or URL of one: load('s3://bucket/store')", kind=ErrorKind.INVALID_URL
         )
-    # Hadoop calls S3 s3a.
-    url, checkpoint = checkpoint_address(f"s3://{path[6:]}" if path.lower().startswith("s3a://") else path)
+    url, checkpoint = checkpoint_address(path)
     if url.lower().startswith("memory:"):
         raise InvalidInput(
             f"{url} exists only in the process that made it, not in Spark's workers; give a store in a folder or on S3",

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 import click
 
@@ -78,11 +77,11 @@ class TargetType(click.ParamType[str]):
     name = "FILE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
-        from stateformat.storage import open_storage, resolved
+        from stateformat.storage import local_path, open_storage, resolved
 
         target = resolved(str(value))
-        is_url = target[:6].lower() == "file:/"
-        return unquote(open_storage(target).url.removeprefix("file://")) if is_url else target
+        # Opening it refuses what is no address of a folder.
+        return local_path(open_storage(target).url) or target if target[:6].lower() == "file:/" else target
 
 
 class CheckpointsType(click.ParamType[tuple[int | None, int | None]]):
