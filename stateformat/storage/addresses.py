@@ -234,9 +234,11 @@ def named_address(name: str) -> str:
 
 
 def local_path(url: str) -> str | None:
-    """Return the path of an address on a disk of this machine; None for any other."""
+    """Return the path of an address on a disk of this machine; None for any other, and for a
+    chain.
+    """
     place, parts = _parts(url)
-    return "/" + "/".join(parts) if place == "file://" else None
+    return "/" + "/".join(parts) if place == "file://" and (is_local(url) or url[:5].lower() == "dbfs:") else None
 
 
 def _parts(url: str, *, encoded: bool = True) -> tuple[str, list[str]]:
@@ -251,9 +253,9 @@ def _parts(url: str, *, encoded: bool = True) -> tuple[str, list[str]]:
         # Of a chain, as simplecache::file:///data, the last is where the bytes lie.
         url = re.sub(r"^local:", "file:", url.rpartition("::")[2], flags=re.IGNORECASE)
         scheme, separator, rest = url.partition("://")
-    if is_local(url):
-        local = _LOCAL.match(url)
-        path = url[local.end() :] if local else rest or url
+    local = _LOCAL.match(url)
+    if local or (is_local(url) and url[:6].lower() != "file:/"):
+        path = url[local.end() :] if local else url
         if encoded:
             path = unquote(path, errors="surrogateescape") if local else absolute(path)
         return "file://", [part for part in path.split("/") if part]

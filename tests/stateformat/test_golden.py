@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 import stateformat as sf
+from stateformat.storage import open_storage
 from tests.golden.make_golden import EXPIRING, HOUR, LATER, NOON, TIMED, rows_of
+from tests.servers.server import BUCKET
+from tests.worlds.stores import rescale_newest
 
 GOLDEN = sorted(path.parent for path in (Path(__file__).parent.parent / "golden").glob("v*/*/expected.json"))
 
@@ -32,6 +36,30 @@ def test_a_golden_store_is_whole_and_gives_the_rows_it_was_written_with(folder: 
     for record in history:
         assert json.loads(json.dumps(rows_of(store.open(record.checkpoint_id)))) == expected[str(record.checkpoint_id)]
         assert sf.validate(store.storage, record.checkpoint_id, level="full").problems == ()
+
+
+@pytest.mark.parametrize(("scheme", "server"), [("s3a", "moto"), ("gs", "gcs"), ("az", "azurite")])
+def test_a_store_that_an_earlier_release_left_in_a_bucket_is_read_and_goes_on(
+    scheme: str, server: str, request: pytest.FixtureRequest
+) -> None:
+    options = request.getfixturevalue(server).options()
+    url = f"{scheme}://{BUCKET}/{uuid.uuid4().hex}"
+    there = open_storage(url, **options).folder()
+    assert there is not None
+    for path in filter(Path.is_file, GOLDEN[0].rglob("*")):
+        # Not as this release writes objects of a store.
+        with there.open_output(str(path.relative_to(GOLDEN[0]))) as output:
+            output.write(path.read_bytes())
+    store = sf.open(url, **options)
+    expected = json.loads((GOLDEN[0] / "expected.json").read_text())
+    newest = store.open()
+    assert json.loads(json.dumps(rows_of(newest))) == expected[str(newest.id)]
+    assert sf.validate(store.storage, newest.id, level="full").problems == ()
+    before = len(store.history())
+    rescale_newest(store, 2)
+    assert len(store.history()) == before + 1
+    assert sf.validate(store.storage, store.open().id, level="full").problems == ()
+    assert rows_of(store.open(newest.id)) == rows_of(newest)
 
 
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")

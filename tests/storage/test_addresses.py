@@ -126,7 +126,9 @@ def test_a_path_that_spark_has_encoded_is_a_path_of_this_machine_or_of_none(monk
     monkeypatch.setattr(os.path, "isdir", lambda place: place == "/dbfs")
     assert local_path("file:///in/a%20b.csv") == "/in/a b.csv"
     assert local_path("dbfs:/in/a.csv") == "/dbfs/in/a.csv"
-    assert local_path("s3a://bucket/a.csv") is None
+    for url in ("s3a://bucket/a.csv", "simplecache::file:///in/a", "zip://a::/in/b.zip", "file://host/in/a"):
+        assert local_path(url) is None
+    assert local_path("/in/a://b") == "/in/a:/b"
 
 
 def test_a_store_is_one_place_under_each_scheme_of_its_service() -> None:

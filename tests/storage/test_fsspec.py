@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import pickle
 import shutil
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import fsspec
 import pyarrow.fs
 import pytest
+import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry, known_implementations
 
@@ -28,7 +30,7 @@ from tests.ckpt.ckpt_runs import document, failure, page, run
 from tests.foreign.flink_said import numbers
 from tests.servers.azurite import AzuriteServer
 from tests.servers.gcs import GcsServer
-from tests.servers.server import BUCKET
+from tests.servers.server import BUCKET, S3Server
 from tests.servers.webhdfs import running_webhdfs, serving
 from tests.worlds.stores import counts_store
 
@@ -294,6 +296,25 @@ def test_a_program_hands_over_a_filesystem_of_its_own(recorded: type[Recorded], 
     for filesystem, root in ((recorded(), "place"), (inside, "")):
         handed = pickle.loads(pickle.dumps(FsspecStorage(filesystem, root)))
         assert CheckpointStore(handed).open().id == store.open().id
+
+
+def test_s3fs_reads_where_a_program_or_a_chain_hands_it_over(moto: S3Server, tmp_path: Path) -> None:
+    given = {"key": moto.key, "secret": moto.secret, "endpoint_url": moto.endpoint}
+    filesystem, place = s3fs.S3FileSystem(**given), f"{BUCKET}/{uuid.uuid4().hex}"
+    filesystem.put(f"{SPARK}/", f"{place}/query/", recursive=True)
+    filesystem.put(zipped(SPARK, tmp_path).removeprefix("zip::"), f"{place}/query.zip")
+    before = filesystem.find(place)
+    expected = document("inspect", SPARK)["totals"]
+    handed = CheckpointStore(FsspecStorage(filesystem, f"{place}/query"))
+    assert handed.open().record.totals.bytes == expected["bytes"]
+    option = ("--option", f"s3={json.dumps(given)}")
+    for address in (f"zip::s3://{place}/query.zip", f"simplecache::s3://{place}/query"):
+        assert document("inspect", address, *option)["totals"] == expected
+    message = failure("inspect", f"zip::s3://{place}/none.zip", *option, status=3)["message"]
+    assert f"zip::s3://{place}/none.zip" in message
+    assert moto.secret not in message
+    filesystem.invalidate_cache()
+    assert filesystem.find(place) == before
 
 
 def test_a_listing_that_is_refused_is_an_error_and_shows_no_secret(recorded: type[Recorded]) -> None:
