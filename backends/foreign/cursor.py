@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind
 
@@ -41,6 +41,8 @@ class Cursor:
         self.end = len(self.data) if end is None else end
         self.nodes = nodes or Nodes(max(SHARED_NODES, len(self.data)))
         """Of all types that are read from here."""
+        self.context: Any = None
+        """What the readers of nested parts share."""
 
     @property
     def left(self) -> int:

@@ -37,6 +37,8 @@ ENTRIES, SUBTASKS = 1 << 21, 1 << 19
 ZIP_ENTRIES: Final = 10_000
 NODES: Final = 1 << 16
 """Columns and fields, at all depths, that one schema file declares."""
+KRYO_FLOOR, KRYO_RATIO = 1 << 20, 64
+"""Bytes that the references within one value of Kryo's may repeat, or so many times its size."""
 SHARED_NODES: Final = 1 << 13
 """The same for the types of one header of Flink's, or as many as it has bytes if it has more."""
 

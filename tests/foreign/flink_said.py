@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import kryo_written
 import numpy as np
 import pyarrow as pa
 
@@ -110,6 +111,8 @@ def equal(ours: Any, theirs: Any) -> bool:
 
 
 def _equal_struct(ours: Any, theirs: dict[str, Any]) -> bool:
+    if "$opaque" in theirs and not isinstance(ours, bytes):
+        return kryo_written.is_written(bytes.fromhex(theirs["$opaque"]), ours)
     if "$opaque" in theirs:
         return bool(ours.hex() == theirs["$opaque"])
     if not isinstance(ours, dict):

@@ -53,7 +53,7 @@ CANONICALS = [folder for folder in FOLDERS if "-canonical" in folder.name and "s
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 UNDECODED = {"base-pojo"}
 """States with values of subclasses that the savepoint does not describe."""
-OPAQUE = {"holder", "nested-pojo"}
+OPAQUE = {"holder", "nested-pojo", "everything"}
 """States that may be opaque as a whole: something follows what only Kryo can end, as lists and maps
 in POJOs of Flink 1.
 """

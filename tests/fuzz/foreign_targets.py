@@ -18,11 +18,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from stateformat.backends.foreign import formats, framing
-from stateformat.backends.foreign.flink import metadata
+from stateformat.backends.foreign.byte_strings import from_arrow
+from stateformat.backends.foreign.flink import kryo, metadata
+from stateformat.backends.foreign.flink.kryo_columns import Kryo
+from stateformat.backends.foreign.flink.lanes import Lanes
 from stateformat.backends.foreign.spark import schemas
 from stateformat.backends.foreign.sst import merge, table
+from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from stateformat.reading import Checkpoint
 from stateformat.storage import ObjectInfo
+from tests.foreign.kryo_written import leaf, listed, mapped, named
 from tests.fuzz.mutations import VALUES, Choices, changed_bytes, nodes
 
 if TYPE_CHECKING:
@@ -189,6 +194,49 @@ def metadata_target() -> Preparation:
     return prepare
 
 
+def kryo_target() -> Preparation:
+    """One value of Kryo's that was changed, among many that were not: read or refused as by
+    itself.
+    """
+    values = [
+        listed(["tag", "\u20ac", None, "x" * 70]),
+        listed([1, -(2**31), None]),
+        mapped([("a", 1.5), ("bb", None)]),
+        named("java.util.TreeMap") + b"\1\0\1" + leaf(True) + leaf(2**40, longs=True),
+        listed([], "java.util.HashSet"),
+        named("java.util.ArrayList") + b"\1\2" + named("[[I", 1) + b"\1\2\1\2\2" + b"\1\1\3",
+        named("java.time.LocalDateTime") + b"\1\1\0\3\0\2\xc8\x1f\1\4\5\0\6",
+        leaf("text"),
+    ]
+    known = kryo.Known(kryo.registered(["java.util.List"]), {})
+    shapes = [kryo.shape_of(kryo.Reader(known, memoryview(raw), 0, len(raw), "").value()) for raw in values]
+
+    def prepare(choices: Choices) -> Reading:
+        number = choices.below(len(values))
+        serializer = Kryo("java.util.List", known, shapes[number])
+        changed = changed_bytes(values[number], choices)
+        many = [values[number]] * 40
+        many[choices.below(40)] = changed
+
+        def read() -> None:
+            outcomes = []
+            for some in ([changed], many):
+                lanes = Lanes.of(from_arrow(pa.array(some, pa.binary())), "value")
+                try:
+                    serializer.read(lanes).validate(full=True)
+                    outcomes.append(int(lanes.left.sum()))
+                except (DamagedCheckpoint, UnsupportedFormat) as error:
+                    outcomes.append(-1)
+                    refused = error
+            assert outcomes[0] == outcomes[1], "a value is read otherwise among others"
+            if outcomes[0] < 0:
+                raise refused
+
+        return read
+
+    return prepare
+
+
 def table_target() -> Preparation:
     """RocksDB's table files, some of which have no checksums, so that changes reach the parser."""
     names = ("checksum-none-6", "checksum-crc32c", "index-two-levels-3", "ranges-1", "compression-zstd")
@@ -262,6 +310,7 @@ def all_targets() -> Iterator[tuple[str, Callable[[], Preparation]]]:
     yield "spark folder", spark_target
     yield "flink folder", flink_target
     yield "flink metadata", metadata_target
+    yield "flink kryo", kryo_target
     yield "rocksdb tables", table_target
     yield "foreign frames", frames_target
     yield "spark schemas", schema_target

@@ -27,6 +27,7 @@ FOREIGN_RUNS = {
     "spark schemas": 300,
     "flink folder": 60,
     "flink metadata": 300,
+    "flink kryo": 300,
     "rocksdb tables": 60,
     "foreign frames": 300,
     "flink shapes": 500,

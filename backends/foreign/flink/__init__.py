@@ -1,11 +1,12 @@
 """Flink's savepoints and checkpoints, read without Flink.
 
 Read ``metadata`` (``_metadata`` to values), ``headers`` (which states a stream has, of which
-serializers), ``lanes`` and then ``scalars``, ``compound``, ``sql_types``, ``binary_rows``, ``avro``
-(values to Arrow), ``walk`` and ``layouts`` (how keyed state is laid out in a stream), ``streams``
-(where streams are), ``keyed`` (keyed state of one subtask), ``contents`` (all of a checkpoint in
-stateformat's terms), ``source`` (the checkpoint as a whole), ``checks`` (everything that can be
-wrong with it). ``key_hash`` computes Flink's key groups; ``writing`` makes canonical savepoints.
+serializers), ``lanes`` and then ``scalars``, ``compound``, ``sql_types``, ``binary_rows``,
+``avro``, ``kryo``, ``kryo_lanes``, ``kryo_columns`` (values to Arrow), ``walk`` and ``layouts``
+(how keyed state is laid out in a stream), ``streams`` (where streams are), ``keyed`` (keyed state
+of one subtask), ``contents`` (all of a checkpoint in stateformat's terms), ``source`` (the
+checkpoint as a whole), ``checks`` (everything that can be wrong with it). ``key_hash`` computes
+Flink's key groups; ``writing`` makes canonical savepoints.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ from .keyed import (
     open_database,
     read_services,
 )
+from .kryo_columns import LOOKED_AT, LOOKED_LEAST, KryoTypes
 from .lanes import Lanes, Opaque, Serializer
 from .layouts import Form, count_elements, form_of, prefix_size, rows_of
 from .metadata import (
@@ -62,6 +63,8 @@ from .streams import Place, Places
 from .walk import Entries
 
 _RANGE_BYTES: Final = 32 << 20
+KRYO_2: Final = 4
+"""The last version of metadata with values of Kryo 2: Flink 2 has another Kryo."""
 NOTHING: Final = Opaque()
 
 
@@ -135,6 +138,13 @@ class OperatorReader:
             batch = self._batch(form, found.mode, entries)
             if batch.num_rows:
                 yield batch
+
+    def look(self, form: OperatorForm, most: int) -> None:
+        """Read the first entries of a state for what their serializers note."""
+        found = self.partitions(form.stored)
+        if found is not None and len(found.offsets):
+            ends = self._ends(found.offsets)
+            self._batch(form, found.mode, self._read(found.offsets[:most], ends[:most]))
 
     def rows(self, form: OperatorForm) -> int:
         """Count the entries of a state."""
@@ -244,6 +254,15 @@ class RocksReader:
             np.add.at(counts, entries.groups - first, count_elements(form, entries, self.path))
         return counts
 
+    def look(self, form: Form, most: int) -> None:
+        database = self.database()
+        for entries in self._entries(form, database.first_group, database.last_group):
+            if most > 0 and len(entries):
+                rows_of(form, entries.head(most), self.prefix, self.path)
+            most -= len(entries)
+            if most <= 0:
+                return
+
     def _entries(self, form: Form, first: int, last: int) -> Iterator[Entries]:
         return self.database().entries(form.parts.name, first, last)
 
@@ -285,12 +304,15 @@ class Contents:
     """For operators with keyed state: whose ``hashCode`` the keys have; None if unknown."""
     streams: list[tuple[str, int, KeyedReader | OperatorReader, Described | None]] = field(default_factory=list)
     """Every stream: operator, subtask, reader."""
+    kryo: dict[tuple[str, bool], KryoTypes] = field(default_factory=dict)
+    """Types of Kryo's values, by operator, and whether they are of keyed state."""
 
 
 def contents_of(metadata: Metadata, places: Places) -> Contents:
     """Read the headers of all streams. Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``."""
     found = Contents(JobGraph(()))
-    operators = [_OperatorReader(saved, places, found).read() for saved in metadata.operators]
+    kryo = metadata.version <= KRYO_2
+    operators = [_OperatorReader(saved, places, found, kryo).read() for saved in metadata.operators]
     found.graph = JobGraph(tuple(operators))
     found.states.sort(key=lambda state: (state.operator, state.name))
     # A coordinator has a state by itself, so None is never compared with a number.
@@ -316,8 +338,8 @@ class _KeyedStream:
 class _OperatorReader:
     """Reads what the metadata has for one operator."""
 
-    def __init__(self, saved: Saved, places: Places, found: Contents) -> None:
-        self.saved, self.places, self.found = saved, places, found
+    def __init__(self, saved: Saved, places: Places, found: Contents, kryo: bool) -> None:
+        self.saved, self.places, self.found, self.kryo = saved, places, found, kryo
         self.uid = saved.uid or saved.id.hex()
         self.running: list[Subtask] = []
         self.key_hash = DEFAULT_KEY_HASH
@@ -387,7 +409,42 @@ class _OperatorReader:
 
     # Keyed state
 
-    def _keyed(self) -> None:
+    def _types(self, keyed: bool, look: Callable[[KryoTypes], None]) -> KryoTypes | None:
+        """Look into Kryo's values, until all those that cannot be read are known."""
+        if not self.kryo:
+            return None
+        types = KryoTypes(looking=True)
+        before = -1
+        while types.unreadable != before:
+            before = types.unreadable
+            types.shapes.clear()
+            look(types)
+            if not types.met:
+                return None
+        types.looking = False
+        self.found.kryo[self.uid, keyed] = types
+        return types
+
+    def _look_into_keyed(self, types: KryoTypes) -> None:
+        streams = self._keyed_streams(types) or []
+        for stream in streams if types.met else ():
+            every = stream.described.parts
+            for parts in [every[name] for name in every if name in types.met or "" in types.met]:
+                with types.noting(parts.name):
+                    stream.reader.look(form_of(self.uid, parts)[0], max(LOOKED_LEAST, LOOKED_AT // len(streams)))
+
+    def _look_into_operator(self, types: KryoTypes) -> None:
+        readers = self._operator_readers(types)
+        for reader, infos in readers.values() if types.met else ():
+            for info in [info for info in infos.values() if info.name in types.met]:
+                mode = next((one.mode for one in reader.handle.states if one.name == info.name), None)
+                if mode is not None:
+                    form = operator_form(self.uid, info.name, mode, info.value, info.key)[0]
+                    with types.noting(info.name):
+                        reader.look(form, max(LOOKED_LEAST, LOOKED_AT // len(readers)))
+
+    def _keyed_streams(self, types: KryoTypes | None) -> list[_KeyedStream] | None:
+        """Return the streams of all subtasks; None if one is refused."""
         streams = [*self._raw_keyed()]
         for subtask in self.running:
             handle = subtask.managed_keyed
@@ -399,8 +456,12 @@ class _OperatorReader:
                     "its keyed state lies in a changelog, which is not read: take a savepoint, which has all state "
                     "whatever the backend",
                 )
-                return
-            streams.append(self._stream(subtask.index, handle))
+                return None
+            streams.append(self._stream(subtask.index, handle, types))
+        return streams
+
+    def _keyed(self) -> None:
+        streams = self._keyed_streams(self._types(True, self._look_into_keyed))
         if not streams:
             return
         self.key_hash = streams[0].described.key_hash
@@ -427,17 +488,17 @@ class _OperatorReader:
             )
         return first, last
 
-    def _stream(self, index: int, handle: KeyGroups | Incremental) -> _KeyedStream:
+    def _stream(self, index: int, handle: KeyGroups | Incremental, types: KryoTypes | None) -> _KeyedStream:
         first, last = self._owned(index, handle)
         prefix = prefix_size(self.saved.max_parallelism)
         if isinstance(handle, Incremental):
             place = self.places.of(handle.meta)
-            described = describe(read_keyed_header(place.head(place.size), place.path))
+            described = describe(read_keyed_header(place.head(place.size), place.path, types))
             reader: KeyedReader = self._rocks(handle, prefix, first, last, place.path)
             return _KeyedStream(index, first, last, handle.size, place.path, described, reader, False)
         place = self.places.of(handle)
         extents = Extents.of(handle, place.size, place.path)
-        described = describe(read_keyed_header(extents.header(place), place.path))
+        described = describe(read_keyed_header(extents.header(place), place.path, types))
         heap = is_heap(handle, place, extents, prefix)
         if heap:
             reader = HeapReader(
@@ -560,20 +621,22 @@ class _OperatorReader:
     # Operator state
 
     def _operator_state(self) -> None:
-        readers: OperatorReaders = {}
-        for subtask in self.running:
-            handle = subtask.managed_operator
-            if handle is not None and handle.states:
-                readers[subtask.index] = self._operator_stream(handle)
+        readers = self._operator_readers(self._types(False, self._look_into_operator))
         self.found.streams += [(self.uid, index, reader, None) for index, (reader, _) in readers.items()]
         names = sorted({item.name for reader, _ in readers.values() for item in reader.handle.states})
         for name in names:
             self._operator_parts(name, readers)
 
-    def _operator_stream(self, handle: OperatorStates) -> tuple[OperatorReader, dict[str, StateInfo]]:
+    def _operator_readers(self, types: KryoTypes | None) -> OperatorReaders:
+        handles = ((subtask.index, subtask.managed_operator) for subtask in self.running)
+        return {index: self._operator_stream(handle, types) for index, handle in handles if handle and handle.states}
+
+    def _operator_stream(
+        self, handle: OperatorStates, types: KryoTypes | None
+    ) -> tuple[OperatorReader, dict[str, StateInfo]]:
         place = self.places.of(handle.stream)
         end = operator_header_end(handle, place)
-        header: OperatorHeader = read_operator_header(place.head(end), place.path)
+        header: OperatorHeader = read_operator_header(place.head(end), place.path, types)
         infos = {info.name: info for info in (*header.lists, *header.broadcasts)}
         return OperatorReader(place, handle, header.compressed), infos
 

@@ -45,6 +45,8 @@ from .compound import (
     undecodable,
 )
 from .key_hash import FLINK_KEY_HASH, USER_KEY_HASH, is_hashable
+from .kryo import Known, registered
+from .kryo_columns import KryoTypes
 from .lanes import Opaque, Serializer
 from .layouts import Layout, Parts, Stored
 from .scalars import CHARACTER, TEXT, TEXT_VALUE, BigDecimal, BigInteger, Nothing
@@ -245,7 +247,10 @@ def _outer_padding(at: Cursor, _version: int) -> int:
 def _enumeration(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (3,), "an enum's serializer")
     name = at.name("the class of an enum")
-    return Enumeration(name, [at.name("a constant") for _ in range(at.count(2, "constants"))])
+    constants = [at.name("a constant") for _ in range(at.count(2, "constants"))]
+    if at.context is not None:
+        at.context.enums[name] = constants
+    return Enumeration(name, constants)
 
 
 def _ttl_aware(at: Cursor, version: int, depth: int) -> Serializer:
@@ -273,6 +278,7 @@ def _framed(at: Cursor, blob: memoryview | None, depth: int) -> Serializer | Non
     if blob is None:
         return None
     inner = Cursor(blob, at.path, kind=at.kind, nodes=at.nodes)
+    inner.context = at.context
     try:
         found = read_versioned(inner, depth + 1)
     except UnknownClass as error:
@@ -299,9 +305,24 @@ def _pojo(at: Cursor, version: int, depth: int) -> Serializer:
 def _kryo(at: Cursor, version: int, _depth: int) -> Serializer:
     _versions(at, version, (2,), "Kryo's serializer")
     name = at.name("the class of a value")
-    for _ in range(3):
-        _entries(at)
-    return Opaque(name)
+    classes = [(found, _has_own_serializer(at, blob)) for found, blob in _entries(at)]
+    defaults = [found for _ in range(2) for found, _ in _entries(at)]
+    # A serializer of the user's own for an interface may be that of any class that has it.
+    if at.context is None or any(found.startswith("java.") for found in defaults):
+        return Opaque(name)
+    custom = frozenset((*defaults, *(found for found, own in classes if own)))
+    known = Known(registered([found for found, _ in classes]), at.context.enums, custom)
+    found: Serializer = at.context.serializer(name, known)
+    return found
+
+
+def _has_own_serializer(at: Cursor, blob: memoryview | None) -> bool:
+    """Return whether a class is registered with a serializer."""
+    if blob is None:
+        return True
+    inner = Cursor(blob, at.path, kind=at.kind)
+    inner.name("a registered class")
+    return inner.i32() != 0
 
 
 def _avro(at: Cursor, version: int, _depth: int) -> Serializer:
@@ -536,12 +557,13 @@ class OperatorHeader:
     """What was given, from the state on where it stopped."""
 
 
-def read_keyed_header(data: bytes | memoryview, path: str) -> KeyedHeader:
+def read_keyed_header(data: bytes | memoryview, path: str, types: KryoTypes | None = None) -> KeyedHeader:
     """Read the header at the beginning of ``data``, which may continue after it.
 
-    Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for another version.
+    ``types``: of Kryo's values, which are opaque without. Raises ``DamagedCheckpoint``, and
+    ``UnsupportedFormat`` for another version.
     """
-    at = Cursor(data, path)
+    at = _cursor(data, path, types)
     _version(at, (KEYED_VERSION,), "keyed")
     compressed = at.flag("whether key groups are compressed")
     begin = end = at.position
@@ -560,12 +582,21 @@ def read_keyed_header(data: bytes | memoryview, path: str) -> KeyedHeader:
     return KeyedHeader(compressed, key, declared, states, at.position, stopped)
 
 
-def read_operator_header(data: bytes | memoryview, path: str) -> OperatorHeader:
+def _cursor(data: bytes | memoryview, path: str, types: KryoTypes | None) -> Cursor:
+    at = Cursor(data, path)
+    at.context = types
+    if types is not None:
+        types.begin("")
+    return at
+
+
+def read_operator_header(data: bytes | memoryview, path: str, types: KryoTypes | None = None) -> OperatorHeader:
     """Read the header at the beginning of ``data``, which may continue after it.
 
-    Raises ``DamagedCheckpoint``, and ``UnsupportedFormat`` for another version.
+    ``types``: of Kryo's values, which are opaque without. Raises ``DamagedCheckpoint``, and
+    ``UnsupportedFormat`` for another version.
     """
-    at = Cursor(data, path)
+    at = _cursor(data, path, types)
     version = _version(at, OPERATOR_VERSIONS, "operator")
     compressed = version >= 6 and at.flag("whether state is compressed")
     declared = at.u16()
@@ -633,6 +664,8 @@ def _understood(
 def _state(at: Cursor) -> tuple[StateInfo, UnknownClass | None]:
     begin = at.position
     name, kind = at.utf(), at.i32()
+    if at.context is not None:
+        at.context.begin(name)
     if not 0 <= kind <= KEY_VALUE_V2:
         at.damaged(f"state {name!r} is of kind {kind}; known are 0 to {KEY_VALUE_V2}")
     options = {at.utf(): at.utf() for _ in range(at.count(4, "options"))}

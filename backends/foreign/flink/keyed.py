@@ -59,6 +59,7 @@ from .walk import PADDING, Entries, Frames, frame_groups
 RANGE_BYTES: Final = 8 << 20
 """How many stored bytes of key groups are read at once, unless one group is larger."""
 
+_LOOKED_BYTES: Final = 1 << 16
 _PROBED: Final = 8
 _MANY_STATES: Final = 256
 """With more states than this the entries of all are found at once and kept for the next one: the
@@ -74,6 +75,9 @@ class KeyedReader(Protocol):
 
     def rows(self, form: Form, first: int, last: int) -> npt.NDArray[np.int64]:
         """Count the rows of a state in each of these key groups."""
+
+    def look(self, form: Form, most: int) -> None:
+        """Read the first entries of a state, about ``most``, for what their serializers note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +253,16 @@ class CanonicalReader:
                 counts += frames.rows(number, np.arange(first, last + 1, dtype=np.int32))
         return counts
 
+    def look(self, form: Form, most: int) -> None:
+        number = self.numbers.get(form.parts.name)
+        for some in self.extents.ranges(_LOOKED_BYTES):
+            if number is None or most <= 0:
+                return
+            entries = self.frames(some).of(number)
+            if len(entries):
+                rows_of(form, entries.head(most), self.prefix, self.place.path)
+            most -= len(entries)
+
     @property
     def _limit(self) -> int:
         return RANGE_BYTES // 4 if self.compressed else RANGE_BYTES
@@ -318,6 +332,16 @@ class HeapReader:
             for some in self.extents.between(first, last).ranges():
                 np.add.at(counts, self._of(some, number).groups - first, 1)
         return counts
+
+    def look(self, form: Form, most: int) -> None:
+        number = self.numbers.get(form.parts.name)
+        if number is None or number not in self.stored:
+            return
+        for some in self.extents.ranges(_LOOKED_BYTES):
+            if most > 0:
+                entries = self.entries(some, number)[number]
+                rows_of_heap(form, self.stored[number], entries)
+                most -= len(entries)
 
     def _of(self, some: Extents, number: int) -> HeapEntries:
         """Read key groups and find the entries of one state."""
@@ -611,6 +635,9 @@ class TimersReader:
         for groups, _ in self._entries(form, first, last):
             counts += np.bincount(groups - first, minlength=len(counts))
         return counts
+
+    def look(self, form: Form, most: int) -> None:
+        """Timers of Kryo's keys end nowhere."""
 
     def _entries(self, form: Form, first: int, last: int) -> Iterator[tuple[npt.NDArray[np.int32], Lanes]]:
         """Yield the timers of one state and their key groups."""

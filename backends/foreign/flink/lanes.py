@@ -50,7 +50,8 @@ class Lanes:
     end: Positions
     path: str = ""
     """The file, for messages."""
-    _before: list[Any] = field(default_factory=list)
+    _kept: dict[str, Any] = field(default_factory=dict)
+    """What was computed once of ``data``."""
 
     @classmethod
     def of(cls, strings: ByteStrings, path: str = "") -> Lanes:
@@ -68,7 +69,7 @@ class Lanes:
 
     def take(self, chosen: Chosen) -> Lanes:
         """Return some of them, by index or mask; write their positions back with ``put``."""
-        return Lanes(self.data, self.position[chosen], self.end[chosen], self.path, self._before)
+        return Lanes(self.data, self.position[chosen], self.end[chosen], self.path, self._kept)
 
     def put(self, chosen: Chosen, lanes: Lanes) -> None:
         """Write back the positions of lanes that were taken by ``chosen``."""
@@ -76,7 +77,7 @@ class Lanes:
 
     def at(self, position: Positions, end: Positions) -> Lanes:
         """Return other lanes in the same buffer."""
-        return Lanes(self.data, position, end, self.path, self._before)
+        return Lanes(self.data, position, end, self.path, self._kept)
 
     def require(self, sizes: int | Positions) -> None:
         """Raise ``DamagedCheckpoint`` unless every lane has ``sizes`` bytes left; none negative."""
@@ -154,11 +155,32 @@ class Lanes:
         It takes four bytes per byte of the buffer (eight from 2 GiB on). Readers of numbers with 7
         bits per byte use it to find where numbers end.
         """
-        if not self._before:
-            count = np.zeros(len(self.data) + 1, np.int32 if len(self.data) < 1 << 31 else np.int64)
-            np.cumsum(self.data >= 0x80, out=count[1:])
-            self._before.append(count)
-        return self._before[0]  # type: ignore[no-any-return]
+        if "tops" not in self._kept:
+            self._kept["tops"] = self._counted(self.data >= 0x80)
+        return self._kept["tops"]  # type: ignore[no-any-return]
+
+    def tops(self) -> Positions:
+        """Return the places of bytes with the top bit set, and the end; computed once."""
+        if "places" not in self._kept:
+            self._kept["places"] = np.append(np.flatnonzero(self.data >= 0x80), len(self.data))
+        return self._kept["places"]  # type: ignore[no-any-return]
+
+    def leads(self) -> tuple[npt.NDArray[Any], Positions, npt.NDArray[Any]]:
+        """Return for each place how many characters of UTF-8 begin before it, where each does, and
+        how many halves of surrogate pairs are before each place; computed once.
+        """
+        if "leads" not in self._kept:
+            leads = self.data & 0xC0 != 0x80
+            halves = np.append((self.data[:-1] == 0xED) & (self.data[1:] >= 0xA0), False)
+            places = np.append(np.flatnonzero(leads), len(self.data) - 1)
+            self._kept["leads"] = self._counted(leads), places, self._counted(halves[: len(leads)])
+        return self._kept["leads"]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def _counted(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+        count = np.zeros(len(chosen) + 1, np.int32 if len(chosen) < 1 << 31 else np.int64)
+        np.cumsum(chosen, out=count[1:])
+        return count
 
     def finish(self) -> None:
         """Raise ``DamagedCheckpoint`` unless every lane has reached its end."""

@@ -50,6 +50,10 @@ class Entries:
     def __len__(self) -> int:
         return len(self.groups)
 
+    def head(self, count: int) -> Entries:
+        """Return the first ``count`` of them."""
+        return Entries(self.groups[:count], self.keys.slice(0, count), self.values.slice(0, count))
+
 
 @dataclass(frozen=True, slots=True)
 class Frames:

@@ -89,6 +89,7 @@ OLDER = {
         "ttl": "hashmap-canonical",
         "shared": "hashmap-canonical+snappy",
         "finished": "hashmap-canonical",
+        "generic": "hashmap-canonical hashmap-native rocksdb-checkpoint",
     },
 }
 

@@ -402,7 +402,7 @@ class _Writer:
                 f"own hash; {KEEP}",
                 kind=ErrorKind.UNSUPPORTED_TYPE,
             )
-        key, read, described = key_and_states(header)
+        key, read, described = key_and_states(header, self.template.kryo.get((saved.id, True)))
         parts = describe(read).parts
         forms = {name: form_of(operator.uid, parts[name])[0] for name in described}
         chosen = {name: text for name, text in described.items() if name in mine}
@@ -420,7 +420,7 @@ class _Writer:
         if header is None:
             return None
         uid = _uid(saved)
-        read, lists, broadcasts = lists_and_broadcasts(header)
+        read, lists, broadcasts = lists_and_broadcasts(header, self.template.kryo.get((saved.id, False)))
         hidden = self.template.hidden.get(saved.id, ())
         self.left_out += [f"{uid}/{name}" for name in (*lists, *broadcasts, *hidden) if name not in mine]
         lists = {name: text for name, text in lists.items() if name in mine}

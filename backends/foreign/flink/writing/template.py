@@ -24,6 +24,7 @@ from stateformat.states import coordinator_state
 from ..contents import operator_header_end
 from ..headers import KEYED_VERSION, KeyedHeader, OperatorHeader, StateInfo, read_keyed_header, read_operator_header
 from ..keyed import Extents, HeapReader, are_timers, read_services
+from ..kryo_columns import KryoTypes, types_in
 from ..metadata import Incremental, KeyGroups, Metadata, Operator, Subtask, decode_metadata, encode_metadata
 from ..source import FlinkSource
 
@@ -51,6 +52,8 @@ class Template:
     """Ids of operators whose keyed state had the hash-map backend's own layout: bytes kept from it
     may differ from those in a canonical stream.
     """
+    kryo: Mapping[tuple[bytes, bool], KryoTypes] = field(default_factory=dict)
+    """By operator id, and whether they are of keyed state: the types of Kryo's values."""
 
     def table(self) -> pa.Table:
         """Return the template as rows, which :func:`template_in` reads."""
@@ -59,6 +62,8 @@ class Template:
         rows += [(f"operator/{identity.hex()}", header) for identity, header in self.lists.items()]
         rows += [(f"hidden/{identity.hex()}", json.dumps(names).encode()) for identity, names in self.hidden.items()]
         rows += [(f"heap/{identity.hex()}", b"") for identity in sorted(self.heaps)]
+        for (identity, keyed), types in self.kryo.items():
+            rows.append((f"{'kryo' if keyed else 'kryo-operator'}/{identity.hex()}", types.text()))
         names, values = zip(*rows, strict=True)
         return pa.table([list(names), list(values)], schema=COLUMNS)
 
@@ -96,8 +101,10 @@ def template_of(source: FlinkSource) -> Template:
             if behind:
                 hidden[operator.id] = behind
     operators = tuple(replace(operator, subtasks=()) for operator in source.metadata.operators)
-    ids = frozenset(operator.id for operator in operators if (operator.uid or operator.id.hex()) in heaps)
-    return Template(replace(source.metadata, operators=operators), keyed, lists, hidden, ids)
+    uids = {operator.uid or operator.id.hex(): operator.id for operator in operators}
+    ids = frozenset(identity for uid, identity in uids.items() if uid in heaps)
+    kryo = {(uids[uid], of_keyed): types for (uid, of_keyed), types in source.contents.kryo.items()}
+    return Template(replace(source.metadata, operators=operators), keyed, lists, hidden, ids, kryo)
 
 
 def template_in(checkpoint: Checkpoint) -> Template:
@@ -117,14 +124,17 @@ def template_in(checkpoint: Checkpoint) -> Template:
         )
     table = checkpoint.read(TEMPLATE_OPERATOR, TEMPLATE_STATE).table()
     rows = dict(zip(table["name"].to_pylist(), table["value"].to_pylist(), strict=True))
-    by_kind: dict[str, dict[bytes, bytes]] = {"keyed": {}, "operator": {}, "hidden": {}, "heap": {}}
+    kinds = ("keyed", "operator", "hidden", "heap", "kryo", "kryo-operator")
+    by_kind: dict[str, dict[bytes, bytes]] = {kind: {} for kind in kinds}
     for name, value in rows.items():
         kind, _, identity = name.partition("/")
         if kind in by_kind:
             by_kind[kind][bytes.fromhex(identity)] = value
     metadata = decode_metadata(rows[_METADATA], _METADATA)
     hidden = {identity: tuple(json.loads(names)) for identity, names in by_kind["hidden"].items()}
-    return Template(metadata, by_kind["keyed"], by_kind["operator"], hidden, frozenset(by_kind["heap"]))
+    kryo = {(identity, True): types_in(text) for identity, text in by_kind["kryo"].items()}
+    kryo |= {(identity, False): types_in(text) for identity, text in by_kind["kryo-operator"].items()}
+    return Template(metadata, by_kind["keyed"], by_kind["operator"], hidden, frozenset(by_kind["heap"]), kryo)
 
 
 def _keyed_header(source: FlinkSource, operator: Operator) -> bytes | None:
@@ -172,9 +182,9 @@ def keyed_header(key: bytes, states: Collection[bytes], behind: int = 0) -> byte
     return struct.pack(">iB", KEYED_VERSION, 0) + key + struct.pack(">H", len(states) + behind) + b"".join(states)
 
 
-def key_and_states(header: bytes) -> tuple[bytes, KeyedHeader, dict[str, bytes]]:
+def key_and_states(header: bytes, types: KryoTypes | None = None) -> tuple[bytes, KeyedHeader, dict[str, bytes]]:
     """Take a keyed header apart: the key's snapshot, the header as read, states by name."""
-    read = read_keyed_header(header, TEMPLATE_OPERATOR)
+    read = read_keyed_header(header, TEMPLATE_OPERATOR, types)
     described = dict(_described(read.states, read, header))
     if read.stopped is not None and read.states:
         described[read.states[-1].name] = header[read.states[-1].begin :]
@@ -245,7 +255,9 @@ def operator_header(
     return head + b"".join([*broadcasts.values(), hiding.tail if hiding is not None else b""])
 
 
-def lists_and_broadcasts(header: bytes) -> tuple[OperatorHeader, dict[str, bytes], dict[str, bytes]]:
+def lists_and_broadcasts(
+    header: bytes, types: KryoTypes | None = None
+) -> tuple[OperatorHeader, dict[str, bytes], dict[str, bytes]]:
     """Take an operator header apart: as read, list states by name, broadcast states by name."""
-    read = read_operator_header(header, TEMPLATE_OPERATOR)
+    read = read_operator_header(header, TEMPLATE_OPERATOR, types)
     return read, dict(_described(read.lists, read, header)), dict(_described(read.broadcasts, read, header))

@@ -35,6 +35,8 @@ from ..compound import (
     Ttl,
     Tuple,
 )
+from ..kryo import NotWrittenError
+from ..kryo_columns import Kryo
 from ..lanes import Opaque, Serializer
 from ..scalars import (
     BigDecimal,
@@ -152,6 +154,13 @@ def _character(_serializer: Serializer, values: pa.Array) -> pa.Array:
 def _opaque(_serializer: Serializer, values: pa.Array) -> pa.Array:
     _refuse_nulls(values, "opaque values")
     return values.cast(pa.binary())
+
+
+def _kryo(serializer: Kryo, values: pa.Array) -> pa.Array:
+    try:
+        return serializer.encode(values)
+    except NotWrittenError as error:
+        raise UnsupportedFormat(f"{error}; {without('UID/STATE')}", kind=ErrorKind.UNSUPPORTED_FEATURE) from error
 
 
 def _sequential(serializer: Sequential, values: pa.Array) -> pa.Array:
@@ -404,6 +413,7 @@ _ENCODERS: dict[type[Serializer], Callable[[Any, pa.Array], pa.Array]] = {
     BigInteger: lambda _serializer, values: encode_big_integer(values),
     BigDecimal: lambda _serializer, values: encode_big_decimal(values),
     Pojo: _pojo,
+    Kryo: _kryo,
     RowData: encode_row_data,
     Framed: encode_framed,
     TextData: encode_text_data,

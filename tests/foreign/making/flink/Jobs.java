@@ -47,6 +47,8 @@ final class Jobs {
         return keys(env, 12);
       case "types":
         return types(env, 8);
+      case "generic":
+        return generic(env, 6);
       case "windows":
         return windows(env, 18);
       case "namespaces":
@@ -136,6 +138,18 @@ final class Jobs {
         .process(new Typed())
         .name("types")
         .uid("types");
+    return end;
+  }
+
+  private static long generic(StreamExecutionEnvironment env, long end) {
+    DataStream<Long> numbers = numbers(env, "numbers", end, 0);
+    for (String uid : new String[] {"generic", "weighed"}) {
+      numbers
+          .keyBy(Long::intValue, Types.INT)
+          .process(new Generic(uid.equals("generic")))
+          .name(uid)
+          .uid(uid);
+    }
     return end;
   }
 
