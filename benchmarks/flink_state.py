@@ -36,9 +36,15 @@ def pojo(fields: dict[str, str]) -> bytes:
     found = utf("org.apache.flink.api.java.typeutils.runtime.PojoSerializerSnapshot") + struct.pack(">i", 2)
     found += utf("example.Account") + struct.pack(">qi", _MAGIC, len(fields))
     for name, kind in fields.items():
-        blob = simple(kind)
+        blob = simple(kind) if kind else kryo("java.util.List")
         found += utf(name) + b"\0\1" + struct.pack(">i", len(blob)) + blob
     return found + 2 * struct.pack(">qi", _MAGIC, 0)
+
+
+def kryo(name: str) -> bytes:
+    """The snapshot of Flink 1's serializer for a class that it does not know."""
+    found = utf("org.apache.flink.api.java.typeutils.runtime.kryo.KryoSerializerSnapshot") + struct.pack(">i", 2)
+    return found + utf(name) + 3 * struct.pack(">qi", _MAGIC, 0)
 
 
 def header(key: bytes, value: bytes) -> bytes:
@@ -63,6 +69,15 @@ def account(number: int) -> bytes:
     return b"\x02" + b"".join(b"\0" + field for field in fields)
 
 
+def tagged(number: int) -> bytes:
+    """A POJO of a number, a string and an ``ArrayList`` of three strings, which Kryo writes."""
+    tags = [f"tag {number % 97}", f"label {number % 1009}", f"mark {number}"]
+    written = b"".join(b"\3\1" + tag[:-1].encode() + bytes([ord(tag[-1]) | 0x80]) for tag in tags)
+    listed = b"\1\0java.util.ArrayLis" + bytes([ord("t") | 0x80]) + b"\1\3" + written
+    return b"\2" + b"".join(b"\0" + field for field in (struct.pack(">q", number), text(f"owner {number}"), listed))
+
+
+LISTED = "string → POJO of a long, a string and a list of three, in Kryo"
 KINDS = {
     "long → long": (simple("Long"), simple("Long")),
     "string → string": (simple("String"), simple("String")),
@@ -70,6 +85,7 @@ KINDS = {
         simple("String"),
         pojo({"number": "Long", "owner": "String", "balance": "Double", "rate": "Int", "city": "String"}),
     ),
+    LISTED: (simple("String"), pojo({"number": "Long", "owner": "String", "tags": ""})),
 }
 
 
@@ -82,6 +98,8 @@ def entries(kind: str, count: int) -> list[tuple[bytes, bytes]]:
     keys = [text(f"key-{number}") for number in numbers]
     if kind == "string → string":
         return [(key, text("v" * (60 + number % 60))) for key, number in zip(keys, numbers, strict=True)]
+    if kind == LISTED:
+        return [(key, tagged(number)) for key, number in zip(keys, numbers, strict=True)]
     return [(key, account(number)) for key, number in zip(keys, numbers, strict=True)]
 
 
@@ -104,5 +122,5 @@ def write_savepoint(folder: Path, kind: str, count: int) -> None:
     handle = KeyGroups(7, 0, np.array(offsets, np.int64), Relative(STREAM, len(stream)))
     subtask = Subtask(0, managed_keyed=handle)
     operator = Operator(bytes(16), "operator", "operator", 1, GROUPS, None, False, (subtask,))
-    metadata = Metadata(6, 1, (), (operator,), b"")
+    metadata = Metadata(4 if kind == LISTED else 6, 1, (), (operator,), b"")
     (folder / "_metadata").write_bytes(encode_metadata(metadata))

@@ -7,7 +7,8 @@ earlier value of the same entry + 2. Kryo has no field names and no lengths, so 
 class can be read only if its fields are known here: that of the JDK's own classes is.
 
 Values say their types, but no header does. So the first values of a state are looked into, and the
-column gets the :class:`Shape` that all of them have; where they differ, it is text in JSON.
+column gets the :class:`Shape` that all of them have; where they differ, it is text in JSON, and the
+bytes.
 
 =======================================  ======================================================
 Java                                     Arrow
@@ -783,6 +784,19 @@ class Shape:
         return [self.kind, list(self.classes), [one.plain() for one in self.inner]]
 
 
+def goes_back(shape: Shape) -> bool:
+    """Return whether values can be written again from the column of a shape."""
+    if shape.kind in (NOTHING, MIXED):
+        return False
+    if any(name.startswith("[") and name not in ("[B", "[C", *_PRIMITIVES) for name in shape.classes):
+        return False
+    if shape.kind == LEAF:
+        name = shape.classes[0]
+        return name in _LEAVES or _TIMES[name].back is not None
+    # Of lists that were all empty, the first other one would tell.
+    return all(inner.kind == NOTHING or goes_back(inner) for inner in shape.inner)
+
+
 def shape_in(found: Any) -> Shape:
     """Return the shape that :meth:`Shape.plain` wrote."""
     kind, classes, inner = found
@@ -790,7 +804,7 @@ def shape_in(found: Any) -> Shape:
 
 
 UNSEEN: Final = Shape()
-_ANY: Final = Shape(MIXED)
+MIXED_SHAPE: Final = Shape(MIXED)
 
 
 def shape_of(node: Node, depth: int = 0) -> Shape:
@@ -803,15 +817,15 @@ def shape_of(node: Node, depth: int = 0) -> Shape:
     if isinstance(value, str):
         return Shape(ENUM, (name,))
     if depth >= _DEEPEST:
-        return _ANY
+        return MIXED_SHAPE
     if is_map(name):
         keys, values = UNSEEN, UNSEEN
         for key, item in value:
             if key is None:
-                return _ANY
+                return MIXED_SHAPE
             keys, values = merged(keys, shape_of(key, depth + 1)), merged(values, shape_of(item, depth + 1))
         if keys.kind in (MIXED, LIST, MAP):
-            return _ANY
+            return MIXED_SHAPE
         return Shape(MAP, (name,), (keys, values))
     element = UNSEEN
     for item in value:
@@ -826,16 +840,16 @@ def merged(one: Shape, other: Shape) -> Shape:
     if one.kind == NOTHING:
         return other
     if one.kind != other.kind or MIXED in (one.kind, other.kind):
-        return _ANY
+        return MIXED_SHAPE
     if one.kind in (LIST, MAP):
         inner = tuple(merged(mine, its) for mine, its in zip(one.inner, other.inner, strict=True))
         if one.kind == MAP and inner[0].kind == MIXED:
-            return _ANY
+            return MIXED_SHAPE
         return Shape(one.kind, tuple(dict.fromkeys((*one.classes, *other.classes))), inner)
     for wider in (_INTEGERS, _FLOATS):
         if one.classes[0] in wider and other.classes[0] in wider:
             return Shape(LEAF, (wider[max(wider.index(one.classes[0]), wider.index(other.classes[0]))],))
-    return one if one.classes == other.classes else _ANY
+    return one if one.classes == other.classes else MIXED_SHAPE
 
 
 def fits(node: Node, shape: Shape) -> bool:
@@ -885,6 +899,8 @@ def _plain(node: Node) -> Any:
     name, value = node
     if name in _TIMES:
         return _TIME_TEXTS.get(name, _TIMES[name].of)(value)
+    if name in _LEAVES and _LEAVES[name] is _DATE:
+        return f"{np.datetime64(value, 'us')}Z"
     if name in _LEAVES or isinstance(value, str):
         return value.hex() if isinstance(value, bytes) else value if value == value else "NaN"
     if is_map(name):

@@ -7,19 +7,22 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
 
-from ..byte_strings import Positions
+from ..byte_strings import ByteStrings, Positions
 from . import kryo
 from .kryo import Known, Shape
 from .kryo_lanes import Everyday
-from .lanes import Lanes, Opaque, Serializer
+from .lanes import Lanes, Opaque, Serializer, struct as struct_of
 
+_WITH_BYTES: Final = pa.struct([("json", pa.string()), ("kryo", pa.binary())])
+"""Of values that cannot be written again from a column: they are kept as they were, too."""
 LOOKED_AT, LOOKED_LEAST = 1 << 13, 1 << 6
 """How many entries of a state are looked into for their types: of all streams, and of each."""
 
@@ -29,10 +32,13 @@ class Kryo(Serializer):
 
     def __init__(self, class_name: str, known: Known, shape: Shape) -> None:
         self.class_name, self.known, self.shape = class_name, known, shape
-        self.arrow_type = shape.arrow
+        self.goes_back = kryo.goes_back(shape)
+        self.arrow_type = shape.arrow if self.goes_back else _WITH_BYTES
         self.everyday = Everyday(known, shape)
 
     def read(self, lanes: Lanes) -> pa.Array:
+        if not self.goes_back:
+            return self._with_bytes(lanes)
         found, good = self.everyday.read(lanes)
         left = np.flatnonzero(~good)
         if found is not None and not len(left):
@@ -48,8 +54,17 @@ class Kryo(Serializer):
         for _ in self._nodes(lanes, np.flatnonzero(~self.everyday.read(lanes, skip=True)[1])):
             pass
 
+    def _with_bytes(self, lanes: Lanes) -> pa.Array:
+        begin = lanes.position.copy()
+        texts = [kryo.python(node, kryo.MIXED_SHAPE) for node in self._nodes(lanes, np.arange(len(lanes)))]
+        raw = ByteStrings(lanes.data, begin, lanes.position - begin).to_arrow()
+        present = np.array([text is not None for text in texts], np.bool_)
+        return struct_of([pa.array(texts, pa.string()), raw], _WITH_BYTES, present)
+
     def encode(self, values: pa.Array) -> pa.Array:
         """Return the bytes of each value. Raises ``NotWrittenError``."""
+        if not self.goes_back:
+            return pc.fill_null(pc.struct_field(values, "kryo"), b"\0")
         plain = values.cast(_of_numbers(values.type)).to_pylist()
         try:
             found = [kryo.Writer(self.known).value(value, self.shape) for value in plain]
@@ -174,7 +189,9 @@ class _Looking(Kryo):
 
     def read(self, lanes: Lanes) -> pa.Array:
         self.skip(lanes)
-        return pa.array(np.full(len(lanes), ""), pa.string())
+        # Not null, for keys of maps may not be.
+        empty = pa.repeat(pa.scalar(""), len(lanes))
+        return struct_of([empty, empty.cast(pa.binary())], _WITH_BYTES)
 
     def skip(self, lanes: Lanes) -> None:
         shapes = self.types.shapes
