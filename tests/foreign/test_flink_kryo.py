@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from flink_written import utf, versioned
 from hypothesis import given, settings, strategies as some
 from kryo_written import ARRAY_LIST, leaf, listed, mapped, named, seven, text
 
 import stateformat
 from stateformat.backends.foreign.byte_strings import from_arrow
+from stateformat.backends.foreign.cursor import Cursor
 from stateformat.backends.foreign.flink import kryo
-from stateformat.backends.foreign.flink.kryo_columns import Kryo
-from stateformat.backends.foreign.flink.lanes import Lanes
+from stateformat.backends.foreign.flink.headers import read_top
+from stateformat.backends.foreign.flink.kryo_columns import Kryo, KryoTypes
+from stateformat.backends.foreign.flink.lanes import Lanes, Opaque, Serializer
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
 from tests.ckpt.ckpt_runs import document, page
 from tests.foreign.test_flink_written import making
@@ -298,6 +302,45 @@ def test_strings_that_are_there_once_more_are_read_together() -> None:
     wrong = named(ARRAY_LIST) + b"\1\1" + b"\3\7"
     with pytest.raises(DamagedCheckpoint, match="it is value 5 of the entry once more, which has 1 before it"):
         serializer.read(lanes_of([wrong] * 40))
+
+
+# ---- what a snapshot says of classes
+
+MAP_BEGINS = struct.pack(">q", 0x4F2C69A3D70)
+
+
+def linked(entries: dict[str, bytes]) -> bytes:
+    found = MAP_BEGINS + struct.pack(">i", len(entries))
+    for name, blob in entries.items():
+        found += utf(name) + b"\0\1" + struct.pack(">i", len(blob)) + blob
+    return found
+
+
+def described(classes: dict[str, bytes], defaults: dict[str, bytes] | None = None) -> Serializer:
+    blobs = {name: utf(name) + own for name, own in classes.items()}
+    body = utf("java.util.Map") + linked(blobs) + linked(defaults or {}) + linked({})
+    snapshot = versioned("org.apache.flink.api.java.typeutils.runtime.kryo.KryoSerializerSnapshot", 2, body)
+    at = Cursor(struct.pack(">i", 2) + snapshot, "header")
+    at.context = KryoTypes(looking=True)
+    return read_top(at)
+
+
+def test_classes_that_a_job_registers_have_numbers_in_their_order() -> None:
+    plain, own = struct.pack(">i", 0), struct.pack(">i", 1) + utf("a.OwnSerializer")
+    names = ("java.util.Map", "a.Tag", "java.util.UUID", "java.util.HashMap", "java.lang.StringBuilder")
+    found = described({name: own if "Builder" in name else plain for name in names})
+    assert isinstance(found, Kryo)
+    # As Flink 1.20 numbers them; that of a UUID is Flink's own.
+    assert [found.known.ids[name] for name in names] == [85, 86, 82, 87, 88]
+    numbered = b"\x59\1\1" + leaf("a") + leaf("b")
+    assert found.known.names[0x59 - 2] == "java.util.HashMap"
+    at = kryo.Reader(found.known, memoryview(numbered), 0, len(numbered), "stream")
+    assert at.value() == ("java.util.HashMap", [(("java.lang.String", "a"), ("java.lang.String", "b"))])
+    # A serializer of the job's own may write anything.
+    with pytest.raises(kryo.UnknownKryoClass, match=r"StringBuilder, which has a serializer of its own"):
+        kryo.Reader(found.known, memoryview(b"\x5a\1\x83ab"), 0, 5, "stream").value()
+    assert isinstance(described({}, {"java.util.Collection": b""}), Opaque)
+    assert isinstance(described({}, {"a.Tag": b""}), Kryo)
 
 
 # ---- what a hostile file may say

@@ -12,7 +12,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -233,6 +233,7 @@ UNNAMED = "keyed-states-without-names"
 PartKey = tuple[str, str, int | None]
 OperatorReaders: TypeAlias = "dict[int, tuple[OperatorReader, dict[str, StateInfo]]]"
 """By subtask: what reads its operator state, and how states are described."""
+_Streams = TypeVar("_Streams")
 
 
 @dataclass(frozen=True)
@@ -409,33 +410,39 @@ class _OperatorReader:
 
     # Keyed state
 
-    def _types(self, keyed: bool, look: Callable[[KryoTypes], None]) -> KryoTypes | None:
-        """Look into Kryo's values, until all those that cannot be read are known."""
+    def _typed(
+        self, keyed: bool, opened: Callable[[KryoTypes | None], _Streams], look: Callable[[KryoTypes, _Streams], None]
+    ) -> _Streams:
+        """Return what ``opened`` does; if there are values of Kryo's, once their types are known.
+
+        They are looked into again until all classes that cannot be read are known.
+        """
         if not self.kryo:
-            return None
+            return opened(None)
         types = KryoTypes(looking=True)
+        streams = opened(types)
+        if not types.met:
+            return streams
         before = -1
         while types.unreadable != before:
             before = types.unreadable
             types.shapes.clear()
-            look(types)
-            if not types.met:
-                return None
+            look(types, streams)
+            streams = opened(types)
         types.looking = False
         self.found.kryo[self.uid, keyed] = types
-        return types
+        return opened(types)
 
-    def _look_into_keyed(self, types: KryoTypes) -> None:
-        streams = self._keyed_streams(types) or []
-        for stream in streams if types.met else ():
+    def _look_into_keyed(self, types: KryoTypes, streams: list[_KeyedStream]) -> None:
+        most = max(LOOKED_LEAST, LOOKED_AT // max(1, len(streams)))
+        for stream in streams[:: -(-len(streams) * LOOKED_LEAST // LOOKED_AT) or 1]:
             every = stream.described.parts
             for parts in [every[name] for name in every if name in types.met or "" in types.met]:
                 with types.noting(parts.name):
-                    stream.reader.look(form_of(self.uid, parts)[0], max(LOOKED_LEAST, LOOKED_AT // len(streams)))
+                    stream.reader.look(form_of(self.uid, parts)[0], most)
 
-    def _look_into_operator(self, types: KryoTypes) -> None:
-        readers = self._operator_readers(types)
-        for reader, infos in readers.values() if types.met else ():
+    def _look_into_operator(self, types: KryoTypes, readers: OperatorReaders) -> None:
+        for reader, infos in readers.values():
             for info in [info for info in infos.values() if info.name in types.met]:
                 mode = next((one.mode for one in reader.handle.states if one.name == info.name), None)
                 if mode is not None:
@@ -443,8 +450,8 @@ class _OperatorReader:
                     with types.noting(info.name):
                         reader.look(form, max(LOOKED_LEAST, LOOKED_AT // len(readers)))
 
-    def _keyed_streams(self, types: KryoTypes | None) -> list[_KeyedStream] | None:
-        """Return the streams of all subtasks; None if one is refused."""
+    def _keyed_streams(self, types: KryoTypes | None) -> list[_KeyedStream]:
+        """Return the streams of all subtasks; none if one is refused."""
         streams = [*self._raw_keyed()]
         for subtask in self.running:
             handle = subtask.managed_keyed
@@ -456,12 +463,12 @@ class _OperatorReader:
                     "its keyed state lies in a changelog, which is not read: take a savepoint, which has all state "
                     "whatever the backend",
                 )
-                return None
+                return []
             streams.append(self._stream(subtask.index, handle, types))
         return streams
 
     def _keyed(self) -> None:
-        streams = self._keyed_streams(self._types(True, self._look_into_keyed))
+        streams = self._typed(True, self._keyed_streams, self._look_into_keyed)
         if not streams:
             return
         self.key_hash = streams[0].described.key_hash
@@ -621,7 +628,7 @@ class _OperatorReader:
     # Operator state
 
     def _operator_state(self) -> None:
-        readers = self._operator_readers(self._types(False, self._look_into_operator))
+        readers = self._typed(False, self._operator_readers, self._look_into_operator)
         self.found.streams += [(self.uid, index, reader, None) for index, (reader, _) in readers.items()]
         names = sorted({item.name for reader, _ in readers.values() for item in reader.handle.states})
         for name in names:
