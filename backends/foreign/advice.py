@@ -31,7 +31,7 @@ _LOOK: Final = Way(True, "`ckpt inspect {url}` shows operators, states, keys, co
 _QUERY: Final = Way(True, "`ckpt sql {url} 'from OPERATOR.STATE'` has each state as a table")
 _VALIDATE: Final = Way(True, "`ckpt validate {url} --level full` reads each byte and says which file is wrong, and how")
 _HOT: Final = Way(
-    True, "`ckpt top {url}` ranks keys, key groups and subtasks; where each key has one row, order by a column in SQL"
+    True, "`ckpt top {url}` ranks keys by rows, with --by COLUMN by the sum of a column; key groups and subtasks, too"
 )
 
 TASKS: Final[Mapping[str, Mapping[str, Way]]] = {
