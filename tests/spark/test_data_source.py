@@ -207,7 +207,7 @@ REFUSED = {
     "key of another type": ({"key": '{"user": 3}'}, "its key column 'user' is string, and 3 is int; give text"),
     "key of another column": ({"key": '{"usr": "a"}'}, "'usr' is none of its key columns; did you mean 'user'"),
     "key without keys": ({"operator": "orders", "state": "shards", "key": '{"shard": 3}'}, "union and has no keys"),
-    "key no JSON": ({"key": "u0018"}, "is not JSON"),
+    "key no JSON": ({"key": '"u0018'}, "is not JSON"),
     "checkpoint": ({"checkpoint": 77}, "no checkpoint 77 of "),
     "checkpoint no id": ({"checkpoint": "-1"}, "the option checkpoint is '-1', not a checkpoint id"),
     "checkpoint no pin": ({"checkpoint": "newest"}, "there is no store at"),
