@@ -374,3 +374,43 @@ def test_spark_goes_on_with_a_source_less_and_one_that_begins_anew(spark: Any, t
     begun_earlier(tmp_path / "more", 1, 200)
     rate = mixed.go_on(tmp_path / "more", 15)["rate"]
     assert {n: rate[n] for n in range(150, 200)} == dict.fromkeys(range(150, 200), 1)
+
+
+@pytest.mark.spark
+@pytest.mark.truth
+@pytest.mark.timeout(600)
+def test_spark_goes_on_with_sources_that_have_names(spark: Any, tmp_path: Path) -> None:
+    spark = spark.newSession()
+    if not hasattr(spark.readStream, "name"):
+        pytest.skip("sources have names from Spark 4.2 on")
+    spark.conf.set(SHUFFLED, "2")
+    spark.conf.set(f"{CONF}queryEvolution.enableSourceEvolution", "true")
+    query, found = tmp_path / "query", dict[str, int]()
+
+    def write(number: int) -> None:
+        for name in ("left", "right"):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / f"{number}.json").write_text(json.dumps({"k": f"{name}-{number}"}))
+
+    def go_on(checkpoint: Path, *names: str) -> dict[str, int]:
+        found.clear()
+        one, *others = [spark.readStream.name(name).schema("k string").json(str(tmp_path / name)) for name in names]
+        for other in others:
+            one = one.union(other)
+
+        def take(batch: Any, number: int) -> None:
+            found.update({row.k: row["count"] for row in batch.collect()})
+
+        query = one.groupBy("k").count().writeStream.outputMode("update").foreachBatch(take)
+        query = query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        assert query.awaitTermination(280)
+        return dict(found)
+
+    for number in range(2):
+        write(number)
+        go_on(query, "left", "right")
+    document("copy", query, "--to", tmp_path / "moved", "--offsets", 'left={"logOffset":0}')
+    document("copy", query, "--to", tmp_path / "less", "--source", "right=drop", "--offsets", "left=-")
+    write(2)
+    assert go_on(tmp_path / "moved", "left", "right") == {"left-1": 2, "left-2": 1, "right-2": 1}
+    assert go_on(tmp_path / "less", "left") == {"left-0": 2, "left-1": 2, "left-2": 1}
