@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
 
 from stateformat.errors import ErrorKind, InvalidInput
 
 from ..foreign.spark.repartition.plan import RepartitionPlan, plan_repartition
 from ..foreign.spark.source import SparkSource
 from .transforming import Transform, Transformation, plan_transformation
+
+
+@dataclass(frozen=True)
+class _InTypes:
+    """A function whose integers and floats get the types that they had: ``if_else(…, 5, n)`` makes
+    64 bits of 32.
+    """
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, rows: pa.Table) -> Any:
+        made = self.function(rows)
+        if not isinstance(made, pa.Table):
+            return made
+        for at, name in enumerate(made.column_names):
+            was = rows.schema.field(name).type if name in rows.column_names else pa.null()
+            now = made.schema.field(at).type
+            if now != was and any(kind(was) and kind(now) for kind in (pa.types.is_integer, pa.types.is_floating)):
+                made = made.set_column(at, name, made.column(at).cast(was))
+        return made
 
 
 def plan_query_rewrite(
@@ -24,6 +48,8 @@ def plan_query_rewrite(
     """
     functions: dict[tuple[str, str], Transformation] = {}
     for place, transform in transforms.items():
+        if transform.function is not None:
+            transform = replace(transform, function=_InTypes(transform.function), name=transform.label)
         made = plan_transformation(source.record.state(*place), transform, *place)
         other = [one for one in made.columns() if one.change != "kept"]
         if other:

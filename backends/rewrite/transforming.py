@@ -154,6 +154,11 @@ class Transformation:
     later.
     """
 
+    @property
+    def rekeys(self) -> bool:
+        """Whether rows may get other keys."""
+        return self.transform.rekey
+
     def apply(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the rows that the function returns: in segment order if they have key groups.
 

@@ -249,6 +249,22 @@ def with_shipped_functions(plan: RewritePlan) -> RewritePlan:
     )
 
 
+def with_shipped_edits(plan: RepartitionPlan) -> RepartitionPlan:
+    """Return the plan of a query's copy with functions that any worker can load."""
+    units = {}
+    for unit in plan.units:
+        edits = dict(unit.edits)
+        for at, edit in edits.items():
+            made = edit.function
+            if isinstance(made, Transformation) and made.transform.function is not None:
+                function = Shipped(_by_value(made.transform.function, made.transform.label))
+                transform = replace(made.transform, function=function, name=made.transform.label)
+                edits[at] = replace(edit, function=replace(made, transform=transform))
+        units[unit.number] = replace(unit, edits=edits)
+    sources = tuple(source._replace(unit=units[source.unit.number]) for source in plan.sources)
+    return replace(plan, units=tuple(units.values()), sources=sources)
+
+
 def _by_value(function: Any, label: str) -> bytes:
     from pyspark import cloudpickle
 
@@ -463,6 +479,7 @@ class SparkRepartition:
         for url in (folder.url, target.url):
             check_reachable(url)
         stages = Stages(job_session(check(self.spark) if self.spark else session("ckpt rescale")))
+        plan = with_shipped_edits(plan)
         proven()
         targets = list(plan.targets())
         order = {one: number for number, one in enumerate(targets)}

@@ -18,6 +18,7 @@ from stateformat.backends.foreign.spark.repartition.plan import RepartitionPlan
 from stateformat.backends.foreign.spark.repartition.run import Outcome, repartition
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.rewrite import Transform, plan_query_rewrite
+from stateformat.backends.spark.rewrite import SparkRepartition
 from stateformat.errors import InvalidInput, NotFound, StorageError
 from stateformat.storage import Storage
 from tests.foreign.spark_queries import CHANGELOG, IDS, QUERIES, ROCKSDB, go_on, partitions, write_batch
@@ -180,6 +181,34 @@ def test_rows_that_spark_cannot_have_are_refused_and_nothing_is_written(
     with pytest.raises(InvalidInput, match=message):
         rewritten(path, tmp_path / "to", {place: function}, rekey="whole" not in name)
     assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("store", ["aggregate", "aggregate-rocksdb"])
+def test_rows_of_two_partitions_do_not_get_one_key(store: str, tmp_path: Path) -> None:
+    path = FIXTURES / "spark-4.3.0" / store / "checkpoint"
+
+    def one(table: pa.Table) -> pa.Table:
+        return with_column("n", lambda t: pa.repeat(1, len(t)))(
+            with_column("k", lambda t: pa.repeat("a", len(t)))(table).slice(0, 1)
+        )
+
+    with pytest.raises(InvalidInput, match="two rows with the key that rows of two partitions got"):
+        rewritten(path, tmp_path / "to", {DEFAULT: one}, rekey=True)
+    with pytest.raises(NotFound, match="begun and not ended"):
+        SparkSource(folder(tmp_path / "to"))
+
+
+@pytest.mark.spark
+@pytest.mark.truth
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["join-outer", "transform-rocksdb"])
+def test_spark_itself_rewrites_as_this_process_does(spark: Any, name: str, tmp_path: Path) -> None:
+    path = FIXTURES / "spark-4.3.0" / name / "checkpoint"
+    functions = dict.fromkeys(states(SparkSource(folder(path))), lambda table: table.slice(0, len(table) // 2))
+    rewritten(path, tmp_path / "to", functions)
+    plan = planned(path, tmp_path / "other", functions)
+    repartition(folder(path), folder(tmp_path / "other"), plan, engine=SparkRepartition(spark))
+    assert content(tmp_path / "other") == content(tmp_path / "to") != content(path)
 
 
 def test_an_older_batch_is_rewritten_as_it_was(tmp_path: Path) -> None:

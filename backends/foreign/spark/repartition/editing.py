@@ -35,6 +35,10 @@ _PIECE_BYTES: Final = 1 << 24
 class RowFunction(Protocol):
     """What is done with the rows of a state: ``backends.rewrite.Transformation`` is one."""
 
+    @property
+    def rekeys(self) -> bool:
+        """Whether rows may get other keys."""
+
     def apply(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the rows that replace these, in the schema of the state."""
 

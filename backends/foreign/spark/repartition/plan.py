@@ -100,6 +100,11 @@ class Unit:
         return [self.families[name] for name, own in kinds.items() if own and name in self.families]
 
     @property
+    def rekeyed(self) -> bool:
+        """Whether rows of several partitions may come to have one key."""
+        return any(edit.function is not None and edit.function.rekeys for edit in self.edits.values())
+
+    @property
     def name(self) -> str:
         """The store's name."""
         return self.stores[0].store_name or self.stores[0].name

@@ -25,18 +25,20 @@ from stateformat.storage import Storage
 from stateformat.tables import Spill
 
 from ...byte_strings import ByteStrings, from_arrow
-from ...framing import damaged
+from ...framing import damaged, spark_decode, spark_encode, spark_joined
+from ...limits import Decoded
 from .. import rocksdb_keys, rocksdb_store
 from ..copying import Finished, begin, check_target, check_whole, finish, withdraw, write_files
+from ..hdfs_store import key_codes, parse_chains
 from ..logs import batches
 from ..schemas import SparkField, SparkType, has_values
 from ..source import SparkSource
 from ..states import INDEX, spark_hashes
 from ..stores import Entries, Store
 from ..unsafe_row import decode_rows
-from .editing import Edit, Rows, encoded
+from .editing import Edit, Rows, encoded, equal_keys
 from .plan import RepartitionPlan, Source, Target, Unit
-from .store_files import entry_pieces, frame_pieces, framed, prefixed_keys, write_database, write_snapshot
+from .store_files import END, entry_pieces, frame_pieces, framed, prefixed_keys, write_database, write_snapshot
 
 _VOID: Final = SparkType("void", pa.null())
 
@@ -113,12 +115,29 @@ def write_partition(
     ``keys`` is how many entries the pieces hold.
     """
     place = unit.stores[0].folder(partition)
+    if unit.rekeyed:
+        pieces = list(pieces)
+        _check_distinct(unit, place, pieces)
     if unit.provider_after == "hdfs":
         return Written(*write_snapshot(folder, place, unit.version, unit.stores[0].codec, pieces))
     name = f"{unit.version}_{unit.ids[partition]}" if unit.ids else str(unit.version)
     made = uuid5(NAMESPACE_URL, f"{folder.url} {place} {name}")
     about = {"numKeys": keys, **unit.about}
     return Written(*write_database(folder, place, name, pieces, about, unit.internal, made))
+
+
+def _check_distinct(unit: Unit, place: str, pieces: Sequence[pa.RecordBatch]) -> None:
+    """Raise ``InvalidInput`` if rows of two partitions have got one key."""
+    if unit.provider_after == "hdfs":
+        codec = unit.stores[0].codec
+        frames = [row.as_buffer() for piece in pieces for row in piece["frames"]]
+        whole = b"".join(map(bytes, spark_joined(codec, [*frames, spark_encode(codec, END)])))
+        data = spark_decode(codec, whole, place, Decoded(len(whole)))
+        keys = parse_chains(data, np.array([len(data)]), np.array([False]), [place]).keys
+    else:
+        keys = ByteStrings.joined([from_arrow(piece.column(0)) for piece in pieces])
+    if len(np.unique(key_codes(keys))) < len(keys):
+        raise equal_keys(f"{place} of operator-{unit.operator.id}", "that rows of two partitions got")
 
 
 def _check_count(folder: Storage, source: Source, found: int) -> None:

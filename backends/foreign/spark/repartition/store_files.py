@@ -351,7 +351,8 @@ PIECE_BYTES: Final = 16 << 20
 """The most that one row of frames, or one batch of entries, has before compression."""
 TABLE_BYTES: Final = 32 << 20
 """How many bytes of entries one table takes into memory."""
-_END: Final = struct.pack(">i", -1)
+END: Final = struct.pack(">i", -1)
+"""What a chain of entries ends with."""
 _FIRST_TABLE: Final = 10
 _MANIFEST: Final = 5
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
@@ -432,7 +433,7 @@ def write_snapshot(
 
     def whole() -> Iterator[Any]:
         yield from streams
-        yield spark_encode(codec, _END)
+        yield spark_encode(codec, END)
 
     return 1, write_file(folder, f"{place}/{version}.snapshot", spark_joined(codec, whole()))
 
