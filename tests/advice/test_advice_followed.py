@@ -173,7 +173,6 @@ MET: dict[str, tuple[str, ...]] = {
         "`ckpt import {} --to STORE`",
         "Spark itself removes old batches",
         "keeps a copy that it has validated",
-        "and which no query goes on from",
     ),
     "a damaged Spark query": (
         "or read another checkpoint (`ckpt history` lists them)",

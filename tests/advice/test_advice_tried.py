@@ -180,6 +180,33 @@ CASES = [
         "rewrite {five} --transform counter/counts={functions}:same --transform counter/counts={functions}:moved",
         "rewrite {five} --transform counter/counts={functions}:same",
     ),
+    Case(
+        "whose rewritten copy goes to a new folder",
+        "rewrite {spark} --where 'n = 5'",
+        "rewrite {spark} --where 'n = 5' --to {new}",
+    ),
+    Case(
+        "a query has its own names, and one number of partitions",
+        "rewrite {spark} --where 'n = 5' --operator-parallelism operator-0=2 --max-parallelism 64 --rename a=b "
+        "--rename-column a=b --to {new}",
+        "rewrite {spark} --where 'n = 5' --parallelism 2 --to {new}",
+    ),
+    Case(
+        "a proof follows keys, which --rekey changes",
+        "rewrite {spark} --transform operator-0/default={functions}:same --rekey --prove --to {new}",
+        "rewrite {spark} --transform operator-0/default={functions}:same --rekey --to {new} ; diff {spark} {made}",
+    ),
+    Case(
+        "say where --where and --transform apply",
+        "rewrite {five} --operator counter --state counts",
+        "rewrite {five} --operator counter --state counts --where 'n = 1' ; "
+        "rewrite {five} --state counts --transform {functions}:same",
+    ),
+    Case(
+        "delete first, and then rewrite the copy",
+        "rewrite {five} --transform counter/counts={functions}:same --where 'n = 1'",
+        "rewrite {five} --where 'n = 1' ; rewrite {five} --transform counter/counts={functions}:same",
+    ),
     Case("--rekey is for a --transform", "rewrite {five} --rekey", "rewrite {five}"),
     Case(
         "--rekey is for a --transform",
