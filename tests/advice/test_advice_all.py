@@ -60,6 +60,17 @@ ELSEWHERE: dict[str, str] = {
         "tests/foreign/test_spark_repair.py::"
         "test_a_snapshot_for_which_older_files_make_up_is_left_out_and_nothing_is_lost",
     ),
+    **dict.fromkeys(
+        (
+            "whose rewritten copy goes to a new folder",
+            "a query has its own names, and one number",
+            "a proof follows keys, which --rekey changes",
+            "say where --where and --transform apply",
+            "delete first, and then rewrite the copy",
+        ),
+        "tests/foreign/test_spark_rewrite_options.py::"
+        "test_options_that_a_query_does_not_take_are_refused_and_what_is_advised_is_taken",
+    ),
     "and a savepoint is a folder": "tests/foreign/test_flink_written.py::"
     "test_a_checkpoint_of_flinks_becomes_a_canonical_savepoint_without_an_import",
     "keys are hashed anew, so what Flink needs": "tests/foreign/test_flink_written.py::"

@@ -168,7 +168,6 @@ MET: dict[str, tuple[str, ...]] = {
     "a cut record": ("`ckpt repair` says what can be done",),
     "a lost record": ("are cut off. They can be inspected",),
     "a Spark query": (
-        "`ckpt import {} --to STORE` makes a store of it",
         "copies the query itself",
         "`ckpt import {} --to STORE`",
         "Spark itself removes old batches",

@@ -1,0 +1,46 @@
+"""Options of ``ckpt rewrite`` that a query does not take, and what is advised instead."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.ckpt.ckpt_runs import failure, page
+from tests.foreign.test_spark_repartition import FIXTURES
+
+AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "advised"),
+    [
+        ("--where k='a'", "give --to with an empty one", "--where k='a' --to {copy}"),
+        ("--where k='a' --to {copy} --rename operator-0=x", "--rename and", "--where k='a' --to {copy}"),
+        ("--to {copy} --operator operator-0", "give one of these", "--operator operator-0 --where n=1 --to {copy}"),
+        (
+            "--transform {functions}:same --where k='a' --to {copy}",
+            "delete first, and then rewrite the copy",
+            "--where k='a' --to {copy}",
+        ),
+        (
+            "--transform {functions}:same --rekey --prove --to {copy}",
+            "look at the copy with `ckpt diff`",
+            "--transform {functions}:same --rekey --to {copy}",
+        ),
+    ],
+)
+def test_options_that_a_query_does_not_take_are_refused_and_what_is_advised_is_taken(
+    options: str, message: str, advised: str, tmp_path: Path
+) -> None:
+    places = {"copy": str(tmp_path / "copy"), "functions": f"operator-0/default={tmp_path / 'fixes.py'}"}
+    (tmp_path / "fixes.py").write_text("def same(rows):\n    return rows\n")
+
+    def words(text: str) -> list[str]:
+        return shlex.split(text.replace("'", '"\'"').format(**places))
+
+    assert message in failure("rewrite", AGGREGATE, *words(options), status=2)["message"]
+    assert not (tmp_path / "copy").exists()
+    page("rewrite", AGGREGATE, *words(advised))
+    assert (tmp_path / "copy" / "metadata").exists()
