@@ -315,12 +315,16 @@ def test_spark_goes_on_as_if_the_input_had_been_another_from_the_start(
         batches = [batch for part in right.parts if (part.operator, part.state) == place for batch in right.read(part)]
         tables = [pa.Table.from_batches([batch]) for batch in batches]
         rows_of_key = [table.filter(of_key(table, key)) for table in tables]
+        keys = list(right.shapes[place].state.key_columns)
 
         def change(table: pa.Table) -> pa.Table:
             rest = table.filter(pc.invert(of_key(table, key)))
             if deleted or len(rest) == len(table):
                 return rest
-            right_rows = pa.concat_tables(rows_of_key).select(table.column_names)
+            here = set(map(str, table.select(keys).to_pylist()))
+            found = pa.concat_tables(rows_of_key)
+            mine = pa.array([str(row) in here for row in found.select(keys).to_pylist()])
+            right_rows = found.filter(mine).select(table.column_names)
             return pa.concat_tables([rest, right_rows.cast(table.schema)])
 
         return change
