@@ -304,7 +304,7 @@ CASES = [
                 "repair {kept}",
                 "repair {kept} --restore-from {kept}@kept --yes ; validate {kept} --level full",
             ),
-            ("` shows what is there now", "watch {spark}", "history {spark}"),
+            ("` shows what is there now", "watch {chk}", "history {chk}"),
             (
                 "and the program goes on from the new store",
                 "explain-restore {spark} --flow {flow}:flow",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,9 +16,10 @@ from uuid import uuid4
 import pytest
 
 from stateformat import paths, words
+from stateformat.backends.foreign import checkpoint as foreign
 from stateformat.backends.storage import MemoryStorage
-from stateformat.errors import StorageError
-from stateformat.history import Follower
+from stateformat.errors import CheckpointError, StorageError
+from stateformat.history import Came, Follower
 from stateformat.model import RESCALE_PROPERTY, CheckpointId, Stop, StopMode
 from stateformat.publication import CommitPermit
 from stateformat.rescaling import WantedParallelism
@@ -24,7 +27,7 @@ from stateformat.store import open as open_store
 from stateformat.tools.ckpt.commands.running import watch as command
 from stateformat.tools.ckpt.output import MakePage
 from stateformat.tools.ckpt.text import Look, lines
-from tests.ckpt.ckpt_runs import CKPT, SCHEMA, conforms, failure, page, run
+from tests.ckpt.ckpt_runs import CKPT, SCHEMA, conforms, document, failure, page, run
 from tests.worlds import stores
 
 JOB = stores.counts_job()
@@ -322,7 +325,7 @@ def test_every_event_is_documented() -> None:
 def test_other_systems_checkpoints_are_refused_and_history_is_named() -> None:
     folder = next(iter(sorted(Path(__file__).parents[1].rglob("_metadata")))).parent
     error = failure("watch", folder, status=2)
-    assert "Only stores are followed; `ckpt history" in error["message"]
+    assert "Only stores and Spark queries are followed; `ckpt history" in error["message"]
 
 
 def test_a_checkpoint_is_not_followed() -> None:
@@ -352,3 +355,55 @@ def test_ctrl_c_ends_it_with_status_130_and_a_closed_pipe_quietly(tmp_path: Path
         assert program.stderr is not None
         assert program.stderr.read() == ""
     assert program.returncode == 141
+
+
+# ---- a Spark query
+
+
+QUERY = Path(__file__).parents[1] / "foreign/fixtures/spark-4.3.0/window/checkpoint"
+
+
+def test_a_spark_query_is_followed_batch_by_batch(tmp_path: Path) -> None:
+    query, later = shutil.copytree(QUERY, tmp_path / "query"), tmp_path / "later"
+    shutil.copytree(query / "commits", later)
+    for batch in (7, 8, 9):
+        (query / f"commits/{batch}").unlink()
+    waits: list[float] = []
+    shown: list[dict[str, Any]] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        for batch in {2: (7,), 4: (8, 9)}.get(len(waits), ()):
+            shutil.copy(later / str(batch), query / f"commits/{batch}")
+
+    store = open_store(str(query))
+    follower = command.QueryFollower(store)
+    watching = command.Watching(store.url, follower, lambda found, _: shown.append(found), wait=wait)
+    watching.run(1.0, 3)
+    batches = [one for one in shown if one["event"] == "checkpoint"]
+    assert [one["checkpoint_id"] for one in batches] == [5, 6, 7, 8, 9, 10]
+    assert len(waits) == 4
+    rows = [document("top", f"{query}@{number}")["states"][0]["rows"] for number in range(5, 11)]
+    assert [one["totals"]["rows"] for one in batches] == rows
+    assert [one["rows_change"] for one in batches] == [None, *(now - past for past, now in pairwise(rows))]
+    for one in shown:
+        conforms("watch", one)
+    (query / "commits/9").unlink()
+    shutil.copy(later / "9", query / "commits/11")
+    with pytest.raises(CheckpointError):
+        follower.look()
+
+
+def test_rows_of_a_batch_with_much_state_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "COUNTED_BYTES", 0)
+    seen = command.QueryFollower(open_store(str(QUERY))).look()
+    assert [one.record.totals.rows for one in seen if isinstance(one, Came)] == [None] * 3
+    assert command._change(seen[1].record, seen[0].record, "rows") is None  # type: ignore[union-attr]
+
+
+def test_the_command_follows_a_spark_query_and_no_flink_savepoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.Watching, "run", lambda self, *_, **__: self._look(first=True))
+    shown = page("watch", QUERY)
+    assert re.search(r"^ +10  11:00:59 .* 1\.5 KiB  0 of 1$", shown, re.MULTILINE)
+    told = failure("watch", QUERY.parents[2] / "flink-2.3.0/core-hashmap-canonical/savepoint", status=2)
+    assert "Only stores and Spark queries are followed" in told["message"]

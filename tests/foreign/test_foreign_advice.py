@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,11 @@ def tried(capsys: pytest.CaptureFixture[str], told: str, tmp_path: Path) -> list
     return done
 
 
-@pytest.mark.parametrize("system", [SPARK, FLINK])
-@pytest.mark.parametrize("command", ARGUMENTS)
+@pytest.mark.parametrize(
+    ("system", "command"),
+    # A query is followed: tests/ckpt/test_ckpt_watch.py.
+    [pair for pair in product((SPARK, FLINK), ARGUMENTS) if pair != (SPARK, "watch")],
+)
 def test_a_command_that_takes_no_such_folder_says_what_does(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, system: str, command: str
 ) -> None:
@@ -88,7 +92,7 @@ def test_a_command_that_takes_no_such_folder_says_what_does(
 def test_every_command_that_takes_stores_alone_has_a_line(system: str) -> None:
     subjects = {subject for subject in _TABLE[system] if subject in COMMANDS}
     missing = {*ARGUMENTS, "run", "validate"} - subjects
-    assert missing == (GOES_ON if system == SPARK else set())
+    assert missing == ({*GOES_ON, "watch"} if system == SPARK else set())
 
 
 def test_a_query_without_state_is_told_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -323,7 +323,8 @@ class _Drawing:
                 if left := more(
                     len(block.operators) - (block.limit or len(block.operators)), "operator", hint=block.hint
                 ):
-                    yield from ("", indent + look.text(left))
+                    yield ""
+                    yield from self.paragraph(look.text(left), indent)
 
     def close(self, blocks: Page, indent: str) -> Iterator[str]:
         """Draw blocks with nothing between them."""
@@ -403,7 +404,7 @@ class _Drawing:
                 yield ""
         left = len(all_rows) - len(rows) + table.left
         if left > 0:
-            yield indent + look.text(more(left, table.noun, hint=table.hint))
+            yield from self.paragraph(look.text(more(left, table.noun, hint=table.hint)), indent)
         if plain(table.foot):
             yield indent + self.inline(table.foot)
 

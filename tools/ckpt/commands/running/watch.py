@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ from ...output import Document, MakePage
 if TYPE_CHECKING:
     from stateformat.history import Came, Seen
     from stateformat.model import Record
+    from stateformat.store import CheckpointStore
 
 INTERVAL_SECONDS: Final = 2.0
 SILENT_SECONDS: Final = 30.0
@@ -32,6 +34,8 @@ SILENT_DISTANCES: Final = 5
 """A job is silent if nothing has come for so many times the usual distance."""
 DISTANCES: Final = 9
 """So many distances between checkpoints say what is usual: their median."""
+BATCHES: Final = 3
+"""So many of a query's batches that are there are shown at first."""
 TRIES: Final = 10
 """The command gives up after so many looks in a row that failed."""
 
@@ -55,16 +59,60 @@ def watch(session: Session, address: Address, *, interval: float, count: int | N
     job has stopped, finished or gone on, when another run has taken over, when somebody has rolled
     back, when a record is damaged, and when no checkpoint has appeared for a long time.
 
+    STORE may be the checkpoint location of a Structured Streaming query: a line for each batch,
+    with its rows where its state has at most 16 MiB.
+
     Nothing is written. Each poll is one listing, and a record is read once. Ctrl-C ends it with
     status 130. With --format json each line is an object (docs/json.md).
     """
+    from stateformat.backends.foreign.advice import SPARK
     from stateformat.history import Follower
 
     store = session.store(address)
-    session.refuse_foreign("watch", store)  # Its metadata would be read whole at every look.
-    watching = Watching(store.url, Follower(store.storage), session.output.line)
+    is_query = session.system(store) == SPARK
+    if not is_query:
+        session.refuse_foreign("watch", store)
+    follower = QueryFollower(store) if is_query else Follower(store.storage)
+    watching = Watching(store.url, follower, session.output.line)
     watching.run(interval, count, until_end=until_end)
     return FINE
+
+
+class QueryFollower:
+    """Follows the batches of a Spark query, as ``history.Follower`` does a store: one listing of
+    its commits at a look, and each new batch is read once.
+    """
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self._store = store
+        self._folder = store.open().storage
+        self._known = 0
+        self._looked = False
+        self.newest: Record | None = None
+
+    def look(self) -> list[Seen]:
+        """Return what is new since the last look, oldest first. Raises as opening a batch does."""
+        from stateformat.backends.foreign.spark.logs import batches
+        from stateformat.history import Came, Passed
+        from stateformat.model import CheckpointId
+
+        numbers = [batch + 1 for batch in batches(self._folder, "commits") if batch >= self._known]
+        seen: list[Seen] = []
+        for number in numbers if self._looked else numbers[-BATCHES:]:
+            if self._looked and number > self._known + 1:
+                seen.append(Passed(CheckpointId(self._known + 1), CheckpointId(number - 1)))
+            record = self._record(number)
+            seen.append(Came(record, self.newest, self._looked))
+            self._known, self.newest = number, record
+        self._looked = True
+        return seen
+
+    def _record(self, number: int) -> Record:
+        from stateformat.documents import Holdings
+
+        checkpoint = self._store.open(number)
+        rows = Holdings(checkpoint.record, checkpoint.counted).rows
+        return replace(checkpoint.record, totals=replace(checkpoint.record.totals, rows=rows))
 
 
 class Watching:
@@ -246,7 +294,8 @@ class Watching:
 
 
 def _change(record: Record, before: Record | None, name: str) -> int | None:
-    return None if before is None else getattr(record.totals, name) - getattr(before.totals, name)
+    now, past = (None if one is None else getattr(one.totals, name) for one in (record, before))
+    return None if now is None or past is None else now - past
 
 
 # ---- lines
