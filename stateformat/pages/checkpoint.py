@@ -125,8 +125,10 @@ def graph_summary(operators: Sequence[Json]) -> str:
 # ---- facts
 
 
-def checkpoint_facts(document: Json, now_us: int) -> Iterator[Fact]:
-    """Yield what is known of a checkpoint besides its graph and states."""
+def checkpoint_facts(document: Json, now_us: int | None = None) -> Iterator[Fact]:
+    """Yield what is known of a checkpoint besides its graph and states; without ``now_us`` not how
+    old it is, for a page that is kept.
+    """
     yield "job", words.named(document["job_id"], document["job_name"])
     totals = document["totals"]
     if document["system"]:
@@ -137,7 +139,8 @@ def checkpoint_facts(document: Json, now_us: int) -> Iterator[Fact]:
         return
     parent = document["parent"]
     yield "kind", document["kind"] + (f", parent {parent['checkpoint_id']}" if parent else ", without a parent")
-    yield "published", words.published(document["created_at_us"], now_us)
+    made_us = document["created_at_us"]
+    yield "published", words.published(made_us, now_us) if now_us is not None else f"{words.clock(made_us)} UTC"
     yield (
         "written by",
         dotted(_origin(document["written_by"]), f"{document['writer']}, attempt {document['attempt_id']}"),

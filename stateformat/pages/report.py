@@ -121,7 +121,7 @@ def report_blocks(report: Json) -> Iterator[Block]:
     if is_sound:
         yield from _findings(report["validation"])
     if checkpoint:
-        facts = [*checkpoint_facts(checkpoint, report["made_at_us"]), *remarks(checkpoint)]
+        facts = [*checkpoint_facts(checkpoint), *remarks(checkpoint)]
         yield Heading(f"About checkpoint {checkpoint['checkpoint_id']}")
         yield Facts(facts[:SHOWN])
         if len(facts) > SHOWN:
@@ -206,11 +206,11 @@ def _history(report: Json) -> Iterator[Block]:
         ends = (_end(entries[0], entries[-1]), _end(entries[-1], entries[0]))
         rows = [entry["totals"]["rows"] for entry in entries]
         if any(value is not None for value in rows):
-            yield Chart(f"Rows{_since(rows, ids)}", rows, names, ends=ends, at=at, is_trend=True)
+            yield Chart(f"Rows{_since(rows, ids, at)}", rows, names, ends=ends, at=at, is_trend=True)
         stored = [entry["totals"]["bytes"] for entry in entries]
-        yield Chart(f"Stored bytes{_since(stored, ids)}", stored, names, "bytes", ends, at=at, is_trend=True)
+        yield Chart(f"Stored bytes{_since(stored, ids, at)}", stored, names, "bytes", ends, at=at, is_trend=True)
         apart = [entry["since_parent_us"] for entry in entries]
-        if any(value is not None for value in apart):
+        if sum(value is not None for value in apart) > 1:
             yield Chart("Time since the checkpoint before", apart, names, "us", ends, at=at, is_trend=True)
     else:
         kind = "" if entries[0]["kind"] == "checkpoint" else f", a {entries[0]['kind']}"
@@ -231,13 +231,13 @@ def _end(entry: Json, other: Json) -> str:
     return f"{entry['checkpoint_id']} · {clock if words.clock(other['created_at_us']).startswith(day) else day}"
 
 
-def _since(values: Sequence[int | None], ids: Sequence[int]) -> str:
-    """Return how much a figure has changed since the first that is known."""
+def _since(values: Sequence[int | None], ids: Sequence[int], at: int | None) -> str:
+    """Return how much a figure, by default the last, has changed since the first that is known."""
     first, last = (
         next(((value, number) for value, number in zip(values, ids, strict=True) if value), (0, 0)),
-        values[-1],
+        values[-1 if at is None else at],
     )
-    if not first[0] or last is None:
+    if not first[0] or last is None or at == 0:
         return ""
     change = last / first[0] - 1
     return f", {'about the same' if abs(change) < FLAT else f'{change:+.0%}'} since {first[1]}".replace("-", "−")
@@ -351,7 +351,7 @@ def _charts(state: Json, trend: Sequence[int | None] | None, report: Json) -> It
     if trend:
         names, at = [f"checkpoint {each}" for each in ids], ids.index(number) if number in ids else None
         ends = (f"checkpoint {ids[0]}", str(ids[-1]))
-        yield Chart(f"Bytes{_since(trend, ids)}", trend, names, "bytes", ends, at=at, is_trend=True)
+        yield Chart(f"Bytes{_since(trend, ids, at)}", trend, names, "bytes", ends, at=at, is_trend=True)
     measured, groups = state["subtasks"], state["key_groups"]
     if measured and measured["count"] > 1:
         yield _spread(f"{measured['measure'].capitalize()} by subtask", "subtask", measured, measured["measure"])

@@ -251,13 +251,16 @@ def test_a_report_shows_trends_as_lines_and_marks_no_handful_of_rows(own_flights
     page("report", own_flights)
     text = Path("report.html").read_text()
     head, states = text.split("<h2>States</h2>")
-    assert head.count('class="trace"') == 3
+    assert head.count('class="trace"') == 2  # Of two checkpoints there is one distance, which is no line.
     assert 'class="b"' not in head.split("<h2>Job graph</h2>")[0]
     assert "since 1</span>" in head
     assert "badge some" not in states.split("<h2>On the storage</h2>")[0]
     assert "states of the runtime" in states
     assert states.count("<details open>") == 1
-    assert " old<" not in text
+    assert not re.search(r" (old|ago)<", text)
+    assert "Rows, about the same since 1" in text
+    page("report", f"{own_flights}@1")
+    assert "since 1</span>" not in Path("report.html").read_text()
 
 
 def test_what_has_more_than_twice_the_mean_is_marked_and_the_mark_is_told() -> None:

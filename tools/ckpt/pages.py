@@ -238,7 +238,13 @@ _WORDS: Final = {
 
 def key_text(key: Json) -> str:
     """A key as ``--key`` takes it: the value of one column, or an object."""
-    return json.dumps(next(iter(key.values())) if len(key) == 1 else key, ensure_ascii=False)
+    return _value_text(next(iter(key.values()))) if len(key) == 1 else json.dumps(key, ensure_ascii=False)
+
+
+def _value_text(value: Any) -> str:
+    """A value as JSON; text without quotes where it cannot be taken for anything else."""
+    is_plain = isinstance(value, str) and value.strip() == value != "null" and value[:1] not in ("", '"', "[", "{")
+    return str(value) if is_plain and value.isprintable() else json.dumps(value, ensure_ascii=False)
 
 
 def _checkpoint(document: Json) -> str:
@@ -372,7 +378,7 @@ def _keys(keys: Json, by: str) -> Block:
     text = {"rows": count, "bytes": size, "sum": _sum}[measure]
     rows: list[Sequence[Cell]] = [
         (
-            *(words.window_of(value) or json.dumps(value, ensure_ascii=False) for value in entry["key"].values()),
+            *(words.window_of(value) or _value_text(value) for value in entry["key"].values()),
             "" if entry["key_group"] is None else str(entry["key_group"]),
             count(entry["rows"]),
             *([] if by == "rows" else [text(entry[measure])]),
