@@ -93,7 +93,7 @@ class Column:
     whole: bool = False
     """Whether its words are never broken on a page that breaks others."""
     least: int = 0
-    """The width that it has at least."""
+    """The width that it has at least; without one it is left out where nothing stands in it."""
     narrow: Column | None = None
     """What it is on a narrow page."""
 

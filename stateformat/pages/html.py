@@ -193,7 +193,9 @@ def _table(table: Table) -> Iterator[Element]:
     else:
         # A column of which nothing is known is left out.
         known = [
-            i for i in range(len(table.columns)) if not shown or any(row.cells[i] not in (None, "") for row in shown)
+            i
+            for i, column in enumerate(table.columns)
+            if column.least or not shown or any(row.cells[i] not in (None, "") for row in shown)
         ]
         columns = [table.columns[i] for i in known]
         cells = [Row([row.cells[i] for i in known]) for row in shown]
@@ -242,7 +244,7 @@ def _lines(table: Table, rows: Sequence[Row]) -> Iterator[Element]:
 
 def _values(block: Values) -> Table:
     columns = [
-        Column(column["name"], right=column["type"].startswith(("int", "uint", "float", "double")))
+        Column(column["name"], right=column["type"].startswith(("int", "uint", "float", "double")), least=1)
         for column in block.columns
     ]
     rows: list[list[Cell]] = [[words.cell(row[column["name"]]) for column in block.columns] for row in block.rows]

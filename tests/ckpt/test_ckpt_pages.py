@@ -399,6 +399,8 @@ def test_a_column_in_which_nothing_stands_is_left_out_unless_more_rows_come() ->
         Table([Column("x"), Column("y"), Column("z", least=3), Column("n", right=True)], rows), look=Look(width=60)
     )
     assert found == ["  x  z    n", "  a       1"]
+    values = Values([{"name": "k", "type": "string"}, {"name": "note", "type": "string"}], [{"k": "a", "note": ""}])
+    assert drawn(values, look=Look(width=60))[0] == "  k  note"
 
 
 def test_a_text_of_millions_of_characters_takes_fifty_lines_and_says_what_is_left_out() -> None:

@@ -433,7 +433,7 @@ class _Drawing:
                 yield from self.facts(zip(titles, shown, strict=True), indent + "  ")
             return
         columns = [
-            Column(shorten(title, cap, look.text(ELLIPSIS)), right=kind.startswith(_NUMBERS))
+            Column(shorten(title, cap, look.text(ELLIPSIS)), right=kind.startswith(_NUMBERS), least=1)
             for title, kind, cap in zip(titles, types, caps, strict=True)
         ]
         body: list[list[Cell]] = [[self.cut(cell, cap) for cell, cap in zip(row, caps, strict=True)] for row in cells]
