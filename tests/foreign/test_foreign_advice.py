@@ -35,7 +35,7 @@ ARGUMENTS: dict[str, Sequence[str]] = {
     "savepoint": ("{url}", "--timeout", "1"),
     "watch": ("{url}",),
 }
-GOES_ON = {"copy", "rescale", "rewrite"}
+GOES_ON = {"copy", "repair", "rescale", "rewrite"}
 """Commands that write a copy from which a query goes on."""
 COMMAND = re.compile(r"`(ckpt [^`]*)`")
 
