@@ -472,9 +472,12 @@ def test_what_cannot_be_is_misuse(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_the_newest_checkpoint_can_be_gone_on_with(tmp_path: Path) -> None:
-    found = failure("rescale", f"{AGGREGATE}@3", "--parallelism", "4", "--to", tmp_path / "copy", status=2)
-    assert "goes on from its newest checkpoint, 5; leave @3 out" in found["message"]
+def test_an_older_batch_is_dealt_anew_as_it_was(tmp_path: Path) -> None:
+    found = document("rescale", f"{AGGREGATE}@3", "--parallelism", "4", "--to", tmp_path / "copy")
+    assert (found["batch"], found["source"]["checkpoint_id"]) == (2, 3)
+    document("copy", f"{AGGREGATE}@3", "--to", tmp_path / "older")
+    assert SparkSource(folder(tmp_path / "copy")).batches[-1] == 2
+    assert content(tmp_path / "copy") == content(tmp_path / "older") != content(AGGREGATE)
 
 
 def test_a_flink_savepoint_is_refused_with_what_to_do(tmp_path: Path) -> None:

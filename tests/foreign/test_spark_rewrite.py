@@ -19,8 +19,9 @@ from stateformat.backends.foreign.spark.repartition.run import Outcome, repartit
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.backends.rewrite import Transform, plan_query_rewrite
 from stateformat.backends.spark.rewrite import SparkRepartition
-from stateformat.errors import InvalidInput, NotFound, StorageError
+from stateformat.errors import DamagedCheckpoint, InvalidInput, NotFound, StorageError
 from stateformat.storage import Storage
+from tests.ckpt.ckpt_runs import document
 from tests.foreign.spark_queries import CHANGELOG, IDS, QUERIES, ROCKSDB, go_on, partitions, write_batch
 from tests.foreign.test_spark_copy import Failing
 from tests.foreign.test_spark_goes_on import contents, without_partitions
@@ -48,6 +49,26 @@ def rewritten(path: Path, target: Path, functions: Mapping[Place, Function], *, 
 
 def same(table: pa.Table) -> pa.Table:
     return table
+
+
+def test_the_command_says_which_states_have_other_rows(tmp_path: Path) -> None:
+    query = FIXTURES / "spark-4.3.0" / "two" / "checkpoint"
+    operator, state = states(SparkSource(folder(query)))[0]
+    chosen = ["--operator", operator, "--state", state, "--where", "true"]
+    found = document("rewrite", query, "--to", tmp_path / "copy", *chosen)
+    (changed,) = found["transformed"]
+    assert (changed["operator"], changed["state"], changed["rows_after"]) == (operator, state, 0)
+    assert changed["rows_before"] > 0
+    assert found["untouched"]
+    assert {"operator": operator, "state": state} not in found["untouched"]
+
+
+def test_a_query_whose_source_has_lost_its_log_is_not_rewritten(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint", tmp_path / "query"))
+    (query / "sources/0/1").unlink()
+    with pytest.raises(DamagedCheckpoint, match=r"sources/0/1: it is missing, or a link"):
+        rewritten(query, tmp_path / "copy", dict.fromkeys(states(SparkSource(folder(query))), same))
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize(

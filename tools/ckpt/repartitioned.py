@@ -143,7 +143,7 @@ def rewrite_foreign(
     ]
     changed = {(one["operator"], one["state"]) for one in document["transformed"]}
     document["untouched"] = [
-        f"{state.operator}/{state.name}"
+        {"operator": state.operator, "state": state.name}
         for state in checkpoint.record.states
         if (state.operator, state.name) not in changed and not _follows(state)
     ]
@@ -282,7 +282,8 @@ def rewritten_page(document: Document) -> Iterator[Block]:
         yield Heading("What was changed")
         yield Table(columns, rows, STORES_SHOWN, "state")
     if rows and document["untouched"]:
-        yield Note(f"Not changed: {', '.join(document['untouched'])}.")
+        names = (f"{one['operator']}/{one['state']}" for one in document["untouched"])
+        yield Note(f"Not changed: {', '.join(names)}.")
 
 
 def _size(document: Document) -> str:

@@ -83,9 +83,8 @@ def plan_copy(source: SparkSource, target_url: str, changes: SourceEdits | None 
     there = {item.path for item in listed}
     runs_again = source.batch + 1 in batches(source.folder, "offsets") and not changes.moves
     sources = apply_edits(source, listed, changes)
-    begun = (source.offsets, read_offsets(source.folder, source.batch + 1)) if runs_again else (source.offsets,)
-    for one in begun:
-        _check_sources(one, there, {moved.before for moved in sources.moved if moved.new != moved.old})
+    elsewhere = {moved.before for moved in sources.moved if moved.new != moved.old}
+    check_sources(source, there, elsewhere, runs_again=runs_again)
     state = set(_state_files(source))
     edits = {
         path: data
@@ -120,11 +119,20 @@ def plan_copy(source: SparkSource, target_url: str, changes: SourceEdits | None 
     )
 
 
-def _check_sources(offsets: OffsetLog, there: Set[str], elsewhere: Set[str | None]) -> None:
+def check_sources(
+    source: SparkSource, there: Set[str], elsewhere: Set[str | None] = frozenset(), *, runs_again: bool
+) -> None:
     """Raise ``DamagedCheckpoint`` if a file source's log does not reach as far as its offset.
 
     Without it Spark does not start. Every so often a ``N.compact`` replaces what came before.
+    ``elsewhere``: sources that go on elsewhere; ``runs_again``: whether the next batch has begun.
     """
+    _check_logs(source.offsets, there, elsewhere)
+    if runs_again:
+        _check_logs(read_offsets(source.folder, source.batch + 1), there, elsewhere)
+
+
+def _check_logs(offsets: OffsetLog, there: Set[str], elsewhere: Set[str | None]) -> None:
     for number, text in offsets.offsets.items():
         found = LOG_OFFSET.search(text or "")
         if found is None or number in elsewhere:
