@@ -153,8 +153,8 @@ class Snapshot:
     """All of it, as Spark wrote it."""
 
 
-def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
-    """Read the ``metadata`` of a zip."""
+def read_snapshot(folder: Storage, item: ObjectInfo, *, whole: bool = False) -> Snapshot:
+    """Read the ``metadata`` of a zip; ``whole``: also compare each file in it with its checksum."""
     path = item.path
     data = read_whole(folder, item, SMALL_BYTES)
     check(path, "the files in it", data.count(_ZIP_ENTRY), ZIP_ENTRIES, "entries")
@@ -166,6 +166,10 @@ def read_snapshot(folder: Storage, item: ObjectInfo) -> Snapshot:
         if not 0 < names.get("metadata", 0) <= _METADATA_MAX:
             raise damaged(path, f"its metadata has {names.get('metadata', 0)} bytes")
         text = archive.read("metadata").decode("utf-8")
+        if whole:
+            check(path, "what is in it", sum(names.values()), SMALL_BYTES, "bytes")
+            if (torn := archive.testzip()) is not None:
+                raise damaged(path, f"{torn!a} in it is not what its checksum says")
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError, OSError) as error:
         raise damaged(path, f"it is no zip that can be read ({error})") from error
     if logs:
@@ -258,7 +262,7 @@ def file_problems(
         if not item.path.endswith(".zip"):
             continue
         try:
-            snapshot = read_snapshot(folder, item)
+            snapshot = read_snapshot(folder, item, whole=level == "full")
         except CheckpointError as error:
             yield error
             continue
