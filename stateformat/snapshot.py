@@ -200,7 +200,7 @@ class SnapshotWriter:
         ``rows``: an Arrow table, a record batch or record batches, with the declared columns by
         name, in any order, and the format's own for the kind (SPEC.md section 5.1: ``_index``;
         ``_timestamp`` and ``_tag``; ``_sender`` …). Each row of a delta has ``_op``: 0
-        (``schema.UPSERT``: this row, new or in place of the one with its row key), 1
+        (``UPSERT`` of ``schema``: this row, new or in place of the one with its row key), 1
         (``DELETE``: the row with this row key goes) or 2 (``CLEAR``: all rows of this key go; the
         other columns are null). Keyed rows may come in any order; if sorted by a column
         ``_key_group``, they need less memory. List-like modes keep the order. Raises

@@ -37,6 +37,8 @@ _SLICES: Final = pa.schema([field.with_nullable(True) if field.name == "rows" el
 """Of a state whose rows nobody has counted yet, ``rows`` is null."""
 COUNTED_BYTES: Final = 16 << 20
 """With more bytes of state than these, rows are counted only where they must be."""
+COUNTED_PARTS: Final = 64
+"""With more parts than these on a storage that is far away, too: each takes requests."""
 _ADVICE: Final = "take another checkpoint or savepoint, or a copy of this one"
 
 
@@ -199,10 +201,11 @@ class ForeignCheckpoint(Checkpoint):
 
     @property
     def counted(self) -> pa.Table:
-        """``handles`` where the data files have at most :data:`COUNTED_BYTES` and can be read, else
-        ``outline``.
+        """``handles`` where the data files have at most :data:`COUNTED_BYTES`, are few or near, and
+        can be read, else ``outline``.
         """
-        if self.record.totals.bytes <= COUNTED_BYTES:
+        is_near = self.storage.reads_at_once == 1
+        if self.record.totals.bytes <= COUNTED_BYTES and (is_near or len(self.parts) <= COUNTED_PARTS):
             with suppress(CheckpointError):
                 return self.handles
         return self.outline

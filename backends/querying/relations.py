@@ -316,10 +316,10 @@ class Relations:
             sql = _outside_quotes(sql, table, lambda found: found[1] + written[folded(found[2])])
             yield sql
         words = {folded(name) for one in self.all if one.state is not None for name in (one.name, *_columns(one))}
-        either = "|".join(map(re.escape, sorted(words & _RESERVED)))
-        for after in (r"(?=\s*\.)", "") if either else ():
-            word = re.compile(rf"(?<![\w.])({either})\b{after}", re.IGNORECASE)
-            yield _outside_quotes(sql, word, lambda found: quoted(found[1]))
+        for some, after in ((_RESERVED, r"(?=\s*\.)"), (words & _RESERVED, "")):
+            if some:
+                word = re.compile(rf"(?<![\w.])({'|'.join(sorted(some))})\b{after}", re.IGNORECASE)
+                yield _outside_quotes(sql, word, lambda found: quoted(found[1]))
 
     def listing(self) -> pa.Table:
         """Return the answer to SHOW TABLES: every table, by the name that a query gives it."""

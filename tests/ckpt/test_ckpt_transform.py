@@ -225,11 +225,13 @@ def test_the_installed_program_finds_the_current_directory_and_not_before_what_i
     assert (done.returncode, "count" in done.stdout) == (0, True)
 
 
-def test_the_state_of_another_system_is_imported_first() -> None:
-    folder = FOREIGN / "spark-4.3.0" / "totals-with-crc" / "checkpoint"
-    for option in ("--transform=fixes:fail", "--rename-column=a=b"):
-        error = failure("rewrite", folder, option, "--to", "memory://to", status=2)
-        assert re.search("no store of this library. `ckpt import .*makes a store of it", error["message"])
+def test_the_state_of_another_system_has_other_ways(tmp_path: Path) -> None:
+    query = FOREIGN / "spark-4.3.0" / "totals-with-crc" / "checkpoint"
+    error = failure("rewrite", query, "--rename-column=a=b", "--to", tmp_path / "copy", status=2)
+    assert "leave --operator-parallelism, --max-parallelism, --rename and --rename-column out" in error["message"]
+    savepoint = FOREIGN / "flink-2.3.0" / "core-hashmap-canonical" / "savepoint"
+    error = failure("rewrite", savepoint, "--transform=fixes:fail", "--to", tmp_path / "copy", status=2)
+    assert re.search("no store of this library. `ckpt import .*makes a store of it", error["message"])
 
 
 @pytest.mark.s3

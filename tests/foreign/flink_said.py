@@ -9,12 +9,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import kryo_written
 import numpy as np
 import pyarrow as pa
 
 from stateformat.backends.foreign.source import ForeignSource
 from stateformat.model import Kind, Mode, State
+from tests.foreign import kryo_written
 
 _WINDOW = re.compile(r"(-?\d+)-(-?\d+)")
 _MOMENT = re.compile(r"([+-]?\d{4,})-(\d\d)-(\d\d)(?:T(.*))?")

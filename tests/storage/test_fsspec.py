@@ -169,8 +169,8 @@ def test_every_fixture_reads_the_same_wherever_it_lies(
 @pytest.mark.parametrize(
     ("folder", "key", "bounds"),
     [
-        (FLINK, ("--operator", "brief", "--state", "last", "--key", "1"), (30, 40, 40)),
-        (SPARK, ("--key", '["雪", -2]'), (70, 40, 75)),
+        (FLINK, ("--operator", "brief", "--state", "last", "--key", "1"), (40, 40, 40)),
+        (SPARK, ("--key", '["雪", -2]'), (80, 40, 75)),
     ],
     ids=["flink", "spark"],
 )
