@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java python demo demo-all test test-truth mutations matrix simulate soak lint site format docs bench golden corpus fixtures clean
+.PHONY: help setup java python demo demo-all test test-truth test-engines mutations matrix simulate soak lint site format docs bench golden corpus fixtures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -63,7 +63,10 @@ test: java $(READY) ## every test but those of test-truth
 	@$(PYTEST) -m "not truth"
 
 test-truth: java $(READY) ## what takes longer: crashes, races, corruption, a real S3 server; prints what was tried
-	@$(PYTEST) -m truth
+	@$(PYTEST) -m "truth and not engines"
+
+test-engines: java $(READY) ## every query of Spark, edited in each store, and gone on with; test-truth runs a part of it
+	@$(PYTEST) -m engines
 
 mutations: $(READY) ## mistakes planted in every room, each of which the tests must find; ONLY="name name" tries some
 	@$(BIN)/python -m tests.mutations $(ONLY)

@@ -307,12 +307,19 @@ CASES = [
     for store in ("default", "changelog")
     if (deleted or columns) and (name, store) != ("transform", "default")
 ] + [(name, True, store) for name in ("session", "join-outer", "transform") for store in ("rocksdb", "ids")]
+OF_EACH_KIND = (
+    ("aggregate", False, "default"), ("totals", True, "changelog"), ("session", True, "rocksdb"), ("join-outer", True, "ids"),
+    ("join-inner", False, "default"), ("transform", False, "changelog"), ("dedupe", True, "changelog"),
+)  # fmt: skip
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 @pytest.mark.truth
-@pytest.mark.parametrize(("name", "deleted", "store"), CASES)
+@pytest.mark.parametrize(
+    ("name", "deleted", "store"),
+    [case if case in OF_EACH_KIND else pytest.param(*case, marks=pytest.mark.engines) for case in CASES],
+)
 def test_spark_goes_on_as_if_the_input_had_been_another_from_the_start(
     spark: Any, tmp_path: Path, tally: Tally, name: str, deleted: bool, store: str
 ) -> None:
