@@ -81,6 +81,12 @@ def test_texts_are_cut_to_the_page_and_numbers_never_are(shop: Path) -> None:
     assert min(len(wide), len(long)) > 10
 
 
+def test_an_empty_text_has_its_line_where_rows_stand_one_below_the_other(shop: Path) -> None:
+    columns = ", ".join(f"{i} as number_{i:02}" for i in range(12))
+    text = page("sql", shop, f"select '' as note, '  ' as spaces, null as nothing, {columns}")
+    assert text.split("\n")[:4] == ["Row 1", '  note       ""', '  spaces     "  "', "  nothing    null"]
+
+
 def test_rows_that_no_table_holds_stand_one_below_the_other(shop: Path) -> None:
     text = page("sql", shop, "select *, repeat('x', 1000) as long from checkpoints order by checkpoint_id limit 2")
     head, *lines = text.split("\n")

@@ -80,6 +80,14 @@ def test_the_snippets_of_the_page_on_operators_run_one_after_another_and_print_w
     MemoryStorage.reset("halves")
 
 
+def test_nothing_says_how_to_install_from_an_index_that_does_not_have_it() -> None:
+    pages = [*DOCS.glob("*.md"), ROOT / "README.md"]
+    said = {
+        page.name for page in pages if re.search(r"(?<!Once released: `)pip install '?stateformat", page.read_text())
+    }
+    assert not said
+
+
 def test_the_readme_is_short_and_has_four_doors() -> None:
     page = (ROOT / "README.md").read_text()
     assert len(page.splitlines()) <= 150
@@ -264,10 +272,10 @@ def test_the_search_by_the_book_goes_level_by_level_and_keeps_days_apart(hops: M
 
 FIXTURES = ROOT / "tests" / "foreign" / "fixtures"
 TEAMS = {
-    "for-spark-teams.md": ("checkpoints/sales", "spark-4.3.0/window/checkpoint"),
+    "for-spark-teams.md": ("sales", "spark-4.3.0/window/checkpoint"),
     "for-flink-teams.md": ("savepoint", "flink-2.3.0/core-rocksdb-canonical/savepoint"),
     "for-runtime-authors.md": None,
-    "index.md": ("checkpoints/sales", "spark-4.3.0/window/checkpoint"),
+    "index.md": ("sales", "spark-4.3.0/window/checkpoint"),
 }
 """Of each page, the folder that its commands name, and the fixture that lies there."""
 FOREIGN_RECIPES = dict(

@@ -48,9 +48,9 @@ SECTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "changing",
         {
             "import": "Make a checkpoint of a Flink savepoint or a Spark query.",
-            "rescale": "Publish a checkpoint at another parallelism; metadata only.",
-            "rewrite": "Rewrite the data: align, compact, re-encode, re-hash.",
-            "copy": "Copy a checkpoint into a store of its own: a savepoint.",
+            "rescale": "Change the parallelism, or the partitions of a Spark query.",
+            "rewrite": "Correct or delete rows, also of Spark queries; compact.",
+            "copy": "Copy a checkpoint; take a Spark query back to a batch.",
             "rollback": "Make an older checkpoint the newest again; metadata only.",
             "repair": "Show what is wrong with the newest checkpoint; repair it.",
             "pin": "Keep a checkpoint under a name, out of reach of retention.",
@@ -138,9 +138,9 @@ def ckpt() -> None:
     """Inspect, validate, rescale and rewrite checkpoints of stateful dataflows.
 
     STORE is a path or URL (/data/store, s3://bucket/store). STORE@ID is one of its checkpoints;
-    without an id, the newest. STORE@NAME is a pin, or another savepoint below the store. Commands
-    that have --allow-outside also take the checkpoint folder of a Spark query, and a checkpoint or
-    savepoint of Flink.
+    without an id, the newest. STORE@NAME is a pin, or another savepoint below the store. Most
+    commands also take the checkpoint folder of a Spark query, and a checkpoint or savepoint of
+    Flink; each says so in its --help.
 
     Exit status: 0 fine; 1 the checkpoint has problems, or a restore, publication or stop was
     refused; 2 misuse; 3 not found, or the storage failed.

@@ -6,6 +6,7 @@ terminal, and a terminal without Unicode gets other signs.
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 import unicodedata
@@ -429,7 +430,8 @@ class _Drawing:
         if not caps:
             for i, row in enumerate(cells):
                 yield indent + look.paint(signs[i] if signs else f"Row {i + 1:,}", "name")
-                shown = [self.cut(cell, _CELL_MAX) for cell in row]
+                # An empty text stands in quotes: of a fact without a value no line is drawn.
+                shown = [self.cut(cell if cell.strip() else json.dumps(cell), _CELL_MAX) for cell in row]
                 yield from self.facts(zip(titles, shown, strict=True), indent + "  ")
             return
         columns = [

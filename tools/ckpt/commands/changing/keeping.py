@@ -69,13 +69,13 @@ def copy(
     conf: tuple[tuple[str, str], ...],
     prove: bool,
 ) -> int:
-    """Copy a checkpoint into a store of its own: a savepoint.
+    """Copy a checkpoint; take a Spark query back to a batch.
 
-    TARGET is the path or URL of a store that does not exist yet or is empty. Every object keeps its
-    path and bytes; its digest is verified during the copy. On the same disk objects are linked
-    instead, so both stores share their bytes; between two places of one S3 server the server
-    copies, and sizes are checked (`ckpt validate --level full` reads the digests). Run an
-    interrupted copy again to complete it.
+    The copy is a savepoint: a store of its own. TARGET is the path or URL of a store that does not
+    exist yet or is empty. Every object keeps its path and bytes; its digest is verified during the
+    copy. On the same disk objects are linked instead, so both stores share their bytes; between two
+    places of one S3 server the server copies, and sizes are checked (`ckpt validate --level full`
+    reads the digests). Run an interrupted copy again to complete it.
 
     STORE may also be the checkpoint location of a Structured Streaming query. TARGET is then an
     empty folder, and gets all that Spark needs to go on after the batch of @ID, or after the newest

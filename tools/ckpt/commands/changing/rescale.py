@@ -59,12 +59,12 @@ def rescale(
     running: bool,
     timeout: float,
 ) -> int:
-    """Publish a checkpoint at another parallelism; metadata only.
+    """Change the parallelism, or the partitions of a Spark query.
 
-    No segment is read or written: handles are cut and distributed anew, as `ckpt explain-restore`
-    shows, and published as the newest checkpoint of the store. A running job ends at its next
-    publication, because another has published in its store. With --to the store stays as it is, and
-    its segments are copied to the new one.
+    This takes metadata alone: no segment is read or written. Handles are cut and distributed anew,
+    as `ckpt explain-restore` shows, and published as the newest checkpoint of the store. A running
+    job ends at its next publication, because another has published in its store. With --to the
+    store stays as it is, and its segments are copied to the new one.
 
     With --running this command publishes nothing: the job stops with a savepoint, continues at the
     new parallelism in the same process, and answers. What a start would refuse is refused before

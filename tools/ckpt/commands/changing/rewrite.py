@@ -90,7 +90,7 @@ def rewrite(
     prove: bool,
     target: Address | None,
 ) -> int:
-    """Rewrite the data: align, compact, re-encode, re-hash.
+    """Correct or delete rows, also of Spark queries; compact.
 
     Afterwards each state of each subtask is one segment, layers are merged, and every row has its
     state's current schema. Only a new --max-parallelism hashes keys again; nothing else is

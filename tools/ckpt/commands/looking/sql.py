@@ -73,7 +73,7 @@ def sql(
 
     DuckDB ignores case in names: of those that differ only in case, all but the first are called
     NAME_2, NAME_3, and a line says so. A query reads the states and nothing else: no files, no
-    network, no settings. It needs DuckDB: pip install 'stateformat[sql]'.
+    network, no settings. It needs DuckDB: install from a clone, with '.[sql]'.
     """
     if all_checkpoints and address.checkpoint_id is not None:
         raise click.UsageError(f"--all-checkpoints reads the whole history; leave @{address.checkpoint_id} out")
