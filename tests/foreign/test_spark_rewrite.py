@@ -177,6 +177,17 @@ def with_column(name: str, make: Callable[[pa.Table], Any]) -> Function:
     return lambda table: table.set_column(table.column_names.index(name), name, make(table))
 
 
+def nulls(name: str) -> Function:
+    return with_column(name, lambda table: pa.nulls(len(table), table[name].type))
+
+
+def all_of(name: str, value: Any) -> Function:
+    return with_column(name, lambda table: pa.repeat(pa.scalar(value, table[name].type), len(table)))
+
+
+TTL = "transform-ttl-rocksdb-changelog"
+
+
 @pytest.mark.parametrize(
     ("name", "place", "function", "message"),
     [
@@ -193,6 +204,13 @@ def with_column(name: str, make: Callable[[pa.Table], Any]) -> Function:
             with_column("_timestamp", lambda t: pc.add(t["_timestamp"], 1)),
             "timers of Spark are at whole milliseconds",
         ),
+        ("../spark-3.5.9/session", DEFAULT, nulls("_map_key"), "'sessionStartTime' would have 8 nulls"),
+        *((TTL, ("operator-0", one), nulls("ttlExpirationMs"), "'ttlExpirationMs' would have") for one in ("by", "notes", "seen")),
+        ("join-outer-rocksdb-v4", ("operator-0", "left-keyWithTsToValues"), nulls("_map_key"), "'index' would have"),
+        ("transform-rocksdb", ("operator-0", "timers"), all_of("_tag", "zap"), "'_tag' would be 'zap', and it is 'event'"),
+        ("dedupe", DEFAULT, all_of("present", False), "'present' would be False, and it is True in every row"),
+        ("dedupe", DEFAULT, nulls("present"), "'present' would be None, and it is True in every row"),
+        ("limit", DEFAULT, all_of("no_key", 1), "'no_key' would be 1, and it is 0 in every row"),
     ],
 )  # fmt: skip
 def test_rows_that_spark_cannot_have_are_refused_and_nothing_is_written(

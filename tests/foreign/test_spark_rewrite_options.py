@@ -44,3 +44,16 @@ def test_options_that_a_query_does_not_take_are_refused_and_what_is_advised_is_t
     assert not (tmp_path / "copy").exists()
     page("rewrite", AGGREGATE, *words(advised))
     assert (tmp_path / "copy" / "metadata").exists()
+
+
+@pytest.mark.parametrize("change", [("--where", "value > 0"), ("--transform", "{}/fixes.py:same")])
+def test_a_state_that_counts_the_rows_of_another_is_refused_for_every_change(
+    change: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "fixes.py").write_text("def same(rows):\n    return rows\n")
+    query = FIXTURES / "spark-4.3.0" / "join-outer" / "checkpoint"
+    option, value = change[0], change[1].format(tmp_path)
+    named = [option, value, "--state", "left-keyToNumValues"]
+    told = failure("rewrite", query, "--to", tmp_path / "copy", *named, status=2)["message"]
+    assert "counts the rows of operator-0/left-keyWithIndexToValue, and follows them: change those" in told
+    assert not (tmp_path / "copy").exists()

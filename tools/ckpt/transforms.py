@@ -128,7 +128,8 @@ def purges_of(
         refused: InvalidInput | None = None
         bound = False
         for state in chosen.states(checkpoint):
-            if follows(state):
+            # One that the user names is refused later, with the state to change instead.
+            if follows(state) and chosen.state is None:
                 continue
             names = [item for item in segment_schema(state) if item.name != KEY_GROUP.name]
             try:
@@ -168,7 +169,7 @@ def transforms_of(
         if one.state is not None:
             state = _state(checkpoint, one.state)
         else:
-            among = [own for own in chosen.states(checkpoint) if not follows(own)]
+            among = [own for own in chosen.states(checkpoint) if chosen.state is not None or not follows(own)]
             state = among[0] if len(among) == 1 else _only_state(checkpoint, "OPERATOR/STATE=MODULE:FUNCTION")
         place = state.operator, state.name
         if place in functions:

@@ -405,11 +405,13 @@ class StateShape:
         ``InvalidInput`` about ``where`` for what Spark has in other columns otherwise.
         """
         given = iter(columns)
-        own = [next(given)] if self.kind == "list" else [next(given), next(given)] if self.kind == "timers" else []
+        own = [next(given)] if self.kind in ("list", "timers") else []
+        if self.kind == "timers":
+            _check_made("_tag", self.tag, next(given), where)
         fields = self.stored.key
         keys = _spread(fields[: self.hashed], given, rows)
         if not any(has_values(item.type) for item in fields[: self.hashed]):
-            next(given)
+            _check_made(NO_KEY, 0, next(given), where)
         wanted = [item for item in fields[self.hashed :] if has_values(item.type)]
         if self.kind == "list":
             rest = own
@@ -422,6 +424,8 @@ class StateShape:
         values = _spread(self.schema.value, given, rows)
         for at, column in zip(self.opaque, shown, strict=True):
             _check_shown(self.schema.key[at], keys[at], column, where)
+        for column in given:
+            _check_made(segment_schema(self.state).names[-1], True, column, where)
         return keys, values
 
 
@@ -495,6 +499,17 @@ def _milliseconds(moments: pa.Array, where: str) -> pa.Array:
             kind=ErrorKind.TRANSFORM_FAILED,
         )
     return pa.array(found // 1000)
+
+
+def _check_made(name: str, wanted: Any, column: pa.Array, where: str) -> None:
+    """Raise ``InvalidInput`` if a column that Spark does not have is not what it always is."""
+    changed = [one for one in column.unique().to_pylist() if one != wanted]
+    if changed:
+        raise InvalidInput(
+            f"{where}: column {name!r} would be {changed[0]!r}, and it is {wanted!r} in every row, as Spark does not "
+            "keep it: return it as it is",
+            kind=ErrorKind.TRANSFORM_FAILED,
+        )
 
 
 def _check_shown(item: SparkField, stored: pa.Array, shown: pa.Array, where: str) -> None:

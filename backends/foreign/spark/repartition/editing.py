@@ -24,7 +24,7 @@ from .. import hdfs_store
 from ..hdfs_store import key_codes
 from ..rocksdb_keys import PLAIN, encoded_keys, encoder_of, joined_values, with_sums
 from ..schemas import SparkField, has_values
-from ..states import StateShape
+from ..states import INDEX, StateShape
 from ..stores import Entries, Store, StoreReader
 from ..unsafe_writing import encode_rows, prefixed
 
@@ -88,9 +88,9 @@ class Edit:
         assert self.shape is not None
         assert self.function is not None
         made: list[pa.RecordBatch] = []
-        nulls = np.zeros(len(store.schema.value), np.int64)
+        nulls = np.zeros(len(store.schema.key) + len(store.schema.value), np.int64)
         for columns, batch in _batches(self.shape, store, reader, entries, partition):
-            nulls += [column.null_count for column in columns[len(store.schema.key) :]]
+            nulls += [column.null_count for column in columns]
             made += self.function.apply(batch)
         state = self.shape.state
         schema = pa.schema(list(segment_schema(state))[1:])
@@ -99,8 +99,9 @@ class Edit:
         plain = [one.chunk(0) if isinstance(one, pa.ChunkedArray) else one for one in columns]
         where = f"state {state.name!r} of {state.operator}"
         keys, values = self.shape.stored_columns(plain, table.num_rows, where)
-        for item, column, before in zip(store.schema.value, values, nulls.tolist(), strict=True):
-            if not item.nullable and column.null_count > before and has_values(item.type):
+        fields = (*store.schema.key, *store.schema.value)
+        for item, column, before in zip(fields, (*keys, *values), nulls.tolist(), strict=True):
+            if not _may_be_null(item, store) and column.null_count > before and has_values(item.type):
                 raise InvalidInput(
                     f"{where}: column {item.name!r} would have {column.null_count} nulls, and the query has it without "
                     "nulls: give it values",
@@ -120,6 +121,13 @@ class Edit:
         first = [name for name in table.schema.names if name.startswith("_") or name in self.shape.state.key_columns]
         (key,) = python_rows(table.select(first).slice(again, 1))
         raise equal_keys(where, str(key))
+
+
+def _may_be_null(item: SparkField, store: Store) -> bool:
+    """Return whether a column may have nulls: no time of expiry has, and no place in a list."""
+    value = store.schema.value
+    expires = [one.name for one in value] == ["value", "ttlExpirationMs"] and value[0].type.kind == "struct"
+    return item.nullable and item is not INDEX and not (expires and item is value[-1])
 
 
 def equal_keys(where: str, key: str) -> InvalidInput:
