@@ -162,6 +162,7 @@ def checkpoint(
         log = {"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000 + number, "conf": settings}
         files[f"offsets/{number}"] = f'v1\n{json.dumps(log)}\n{{"logOffset":{number}}}'.encode()
         files[f"commits/{number}"] = b'v1\n{"nextBatchWatermarkMs":0}'
+        files[f"sources/0/{number}"] = b"v1\n{}"
     for number, some in enumerate(partitions):
         files |= {f"state/0/{number}/{name}": data for name, data in some.items()}
     return files

@@ -394,7 +394,7 @@ def test_state_that_is_gone_is_said() -> None:
     assert (error.severity, error.path) == ("error", "state/0")
     ids = {"nextBatchWatermarkMs": 0, "stateUniqueIds": {"0": [["a"]]}}
     commit = f"v1\n{json.dumps(ids)}".encode()
-    (certain,) = findings({**keeping("offsets", "commits"), "commits/2": commit})
+    (certain,) = findings({**keeping("offsets", "commits", "sources"), "commits/2": commit})
     assert (certain.severity, certain.path) == ("error", "state/0")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stateformat.backends.foreign.spark.copying import copy_query, plan_copy
-from stateformat.backends.foreign.spark.logs import UNFINISHED
+from stateformat.backends.foreign.spark.logs import UNFINISHED, read_offsets
 from stateformat.backends.foreign.spark.offsets import SourceEdits
 from stateformat.backends.foreign.spark.source import SparkSource
 from stateformat.errors import StorageError
@@ -414,3 +414,10 @@ def test_spark_goes_on_with_sources_that_have_names(spark: Any, tmp_path: Path) 
     write(2)
     assert go_on(tmp_path / "moved", "left", "right") == {"left-1": 2, "left-2": 1, "right-2": 1}
     assert go_on(tmp_path / "less", "left") == {"left-0": 2, "left-1": 2, "left-2": 1}
+
+
+def test_offsets_of_files_may_have_blanks_and_settings_short_names_are_explained(tmp_path: Path) -> None:
+    document("copy", AGGREGATE, "--to", tmp_path / "copy", "--offsets", '0={"logOffset": 2}')
+    assert read_offsets(folder(tmp_path / "copy"), 4).offsets == {"0": '{"logOffset":2}'}
+    told = failure("copy", AGGREGATE, "--to", tmp_path / "other", "--conf", "multipleWatermarkPolicy=max", status=2)
+    assert "did you mean spark.sql.streaming.multipleWatermarkPolicy?" in told["message"]

@@ -163,3 +163,20 @@ def test_spark_goes_on_from_what_was_repaired(spark: Any, tmp_path: Path, conf: 
     wanted = go_on(spark, name, tmp_path, tmp_path / "whole", conf)
     again = go_on(spark, name, tmp_path, tmp_path / "copy", conf)
     assert again == {**{batch: rows for batch, rows in whole.items() if batch > found["batch"]}, **wanted}
+
+
+def test_a_source_that_has_lost_its_log_is_damage(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint", tmp_path / "query"))
+    (query / "sources/0/2").unlink()
+    (told,) = document("validate", query, status=1)["problems"]
+    assert told["message"] == "sources/0/2: it is missing, or a link, and offsets/4 has offset 4 of that source"
+    found = document("repair", query, status=1)
+    assert (found["batch"], [one["batch"] for one in found["lost"]]) == (0, [4, 3, 2, 1])
+
+
+def test_where_an_older_base_does_not_help_the_damage_itself_is_told(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(FIXTURES / "spark-4.3.0" / "join-outer-rocksdb-v4" / "checkpoint", tmp_path / "query"))
+    table = max((query / "state/0/1/SSTs").glob("*.sst"))
+    table.write_bytes(b"xxx")
+    newest = document("repair", query, status=1)["lost"][0]
+    assert f"SSTs/{table.name}: it has 3 bytes" in newest["message"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -26,7 +27,7 @@ from ..framing import DAMAGED_ADVICE
 from ..limits import read_whole
 from ..source import Level, Part, Progress
 from .hdfs_store import chain_names
-from .logs import STRICT, batches, is_number, read_offsets
+from .logs import STRICT, batches, begun_logs, check_source_logs, is_number, read_offsets
 from .schemas import SCHEMA_ADVICE
 from .source import SparkSource
 from .states import partitions_of
@@ -67,6 +68,7 @@ def check_source(source: SparkSource, level: Level, progress: Progress) -> Itera
                 operator=uid,
             )
     yield from _logs(source, level)
+    yield from _source_logs(source)
     yield from _partitions(source)
     yield from _gone(source)
     found: dict[Part, Sequence[ObjectInfo]] = {}
@@ -104,6 +106,19 @@ def check_source(source: SparkSource, level: Level, progress: Progress) -> Itera
             done += sum(item.size_bytes for item in files)
             progress(done, total)
         yield from _joins(source, joins)
+
+
+def _source_logs(source: SparkSource) -> Iterator[Finding]:
+    """Yield whether a source has lost a log, of this batch or of the next one that has begun."""
+    logs = [source.offsets]
+    with suppress(CheckpointError):  # `_logs` says what is wrong with the next one's offsets
+        logs = [*begun_logs(source.folder, source.offsets)]
+    there = {item.path for item in source.folder.list("sources/")}
+    try:
+        for one in logs:
+            check_source_logs(one, there)
+    except CheckpointError as error:
+        yield _problem(error.kind, str(error).removesuffix(DAMAGED_ADVICE), _ADVICE_COPY, error.details["path"])
 
 
 def _folder(source: SparkSource, part: Part) -> str:

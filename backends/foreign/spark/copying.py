@@ -8,21 +8,19 @@ seen, and no input is lost, even if it is gone by now.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import count
 from types import MappingProxyType
 from typing import Any, Final
 
 from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError, UnsupportedFormat
 from stateformat.storage import InFront, ObjectInfo, Storage, lies_in
 
-from ..framing import damaged
 from ..source import Progress
 from .checks import check_source
 from .edits import moved_operators
-from .logs import LOG_OFFSET, UNFINISHED, OffsetLog, batches, begun_path, is_begun, read_offsets
+from .logs import UNFINISHED, batches, begun_logs, begun_path, check_source_logs, is_begun
 from .offsets import Moved, SourceEdits, apply_edits
 from .rocksdb_store import read_snapshot
 from .source import SparkSource
@@ -30,7 +28,6 @@ from .stores import Store
 
 _NUMBERED: Final = re.compile(r"(?:offsets|commits|state/\d+/_metadata/v2)/\.?(\d+)(?:\.crc)?")
 _IN_PARTITION: Final = re.compile(r"state/\d+/\d+/(?!(?:[^/]+/)?_metadata/).*")
-_SOURCE_LOG: Final = re.compile(r"sources/([^/]+)/([0-9]{1,18})(\.compact)?")
 _PIECE_BYTES: Final = 8 * 2**20
 _WRITERS: Final = 4
 """Files copied at a time: most of it is waiting."""
@@ -84,7 +81,8 @@ def plan_copy(source: SparkSource, target_url: str, changes: SourceEdits | None 
     runs_again = source.batch + 1 in batches(source.folder, "offsets") and not changes.moves
     sources = apply_edits(source, listed, changes)
     elsewhere = {moved.before for moved in sources.moved if moved.new != moved.old}
-    check_sources(source, there, elsewhere, runs_again=runs_again)
+    for one in begun_logs(source.folder, source.offsets)[: 1 + runs_again]:
+        check_source_logs(one, there, elsewhere)
     state = set(_state_files(source))
     edits = {
         path: data
@@ -117,40 +115,6 @@ def plan_copy(source: SparkSource, target_url: str, changes: SourceEdits | None 
         names=names,
         moved=sources.moved,
     )
-
-
-def check_sources(
-    source: SparkSource, there: Set[str], elsewhere: Set[str | None] = frozenset(), *, runs_again: bool
-) -> None:
-    """Raise ``DamagedCheckpoint`` if a file source's log does not reach as far as its offset.
-
-    Without it Spark does not start. Every so often a ``N.compact`` replaces what came before.
-    ``elsewhere``: sources that go on elsewhere; ``runs_again``: whether the next batch has begun.
-    """
-    _check_logs(source.offsets, there, elsewhere)
-    if runs_again:
-        _check_logs(read_offsets(source.folder, source.batch + 1), there, elsewhere)
-
-
-def _check_logs(offsets: OffsetLog, there: Set[str], elsewhere: Set[str | None]) -> None:
-    for number, text in offsets.offsets.items():
-        found = LOG_OFFSET.search(text or "")
-        if found is None or number in elsewhere:
-            continue
-        last = int(found[1])
-        logs = [match for path in there if (match := _SOURCE_LOG.fullmatch(path)) and match[1] == number]
-        compacted = [int(match[2]) for match in logs if match[3]]
-        if any(one >= last for one in compacted):
-            continue
-        kept = {int(match[2]) for match in logs}
-        # The offset may be any number: no more are looked at than there are files.
-        missing = next(one for one in count(max(compacted, default=-1) + 1) if one not in kept)
-        if missing <= last:
-            raise damaged(
-                f"sources/{number}/{missing}",
-                f"it is missing, or a link, and {offsets.path} has offset {last} of that source",
-                kind=ErrorKind.OBJECT_MISSING,
-            )
 
 
 def is_of(path: str, batch: int) -> bool:
@@ -196,7 +160,7 @@ def copy_query(
         return lambda done, of: progress((number * max(1, of) + done) * (whole // 3) // max(1, of), whole)
 
     check_target(folder, target)
-    check_whole(plan.source, share(0))
+    check_whole(plan.source, share(0), sources=False)  # The plan has looked at those that it needs.
     begin(target, plan.batch)
     copied = write_files(folder, target, plan.copies, plan.edits, share(1), plan.names)
     check_whole(SparkSource(Finished(target, plan.batch), plan.batch + 1), share(2))
@@ -215,10 +179,13 @@ class Finished(InFront):
         return [item for item in super().list(prefix) if item.path != self._begun]
 
 
-def check_whole(source: SparkSource, progress: Progress) -> None:
-    """Raise ``DamagedCheckpoint`` for the first error that a full validation finds."""
+def check_whole(source: SparkSource, progress: Progress, *, sources: bool = True) -> None:
+    """Raise ``DamagedCheckpoint`` for the first error that a full validation finds.
+
+    ``sources``: also in their logs, of which a copy whose sources go on elsewhere needs others.
+    """
     for finding in check_source(source, "full", progress):
-        if finding.severity == "error":
+        if finding.severity == "error" and (sources or not finding.path.startswith("sources/")):
             place = finding.path and not finding.message.startswith(finding.path)
             raise DamagedCheckpoint(
                 f"{source.folder.url} is not whole at batch {source.batch}: "

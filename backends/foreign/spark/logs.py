@@ -7,11 +7,12 @@ A batch is done when it has a commit; state of batch *n* has version *n* + 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, Final, Protocol
 
 from stateformat.errors import CheckpointError, ErrorKind, NotFound, UnsupportedFormat
@@ -36,6 +37,7 @@ MAX_PARTITIONS: Final = 32768
 """The limit for stateformat's key groups; Spark's number of partitions is not limited."""
 
 LOG_OFFSET: Final = re.compile(r'^\{"logOffset":(\d{1,12})\}$')
+_SOURCE_LOG: Final = re.compile(r"sources/([^/]+)/([0-9]{1,18})(\.compact)?")
 """The offset of a file source: the newest number in its own log."""
 UNFINISHED: Final = "this copy was begun and not ended: remove the folder and copy again"
 """What :func:`begun_path` holds."""
@@ -364,3 +366,35 @@ def recognises(folder: Reads) -> bool:
         return _QUERY_ID.fullmatch(read_query_id(folder)) is not None
     except (OSError, CheckpointError):
         return False
+
+
+def begun_logs(folder: Storage, newest: OffsetLog) -> tuple[OffsetLog, ...]:
+    """Return a batch's offsets, and those of the next batch if it has begun."""
+    after = newest.batch + 1
+    return (newest, read_offsets(folder, after)) if after in batches(folder, "offsets") else (newest,)
+
+
+def check_source_logs(offsets: OffsetLog, there: Set[str], elsewhere: Set[str | None] = frozenset()) -> None:
+    """Raise ``DamagedCheckpoint`` if a file source's log does not reach as far as its offset.
+
+    Without it Spark does not start. Every so often a ``N.compact`` replaces what came before.
+    ``there``: the checkpoint's files; ``elsewhere``: sources that go on elsewhere.
+    """
+    for number, text in offsets.offsets.items():
+        found = LOG_OFFSET.search(text or "")
+        if found is None or number in elsewhere:
+            continue
+        last = int(found[1])
+        logs = [match for path in there if (match := _SOURCE_LOG.fullmatch(path)) and match[1] == number]
+        compacted = [int(match[2]) for match in logs if match[3]]
+        if any(one >= last for one in compacted):
+            continue
+        kept = {int(match[2]) for match in logs}
+        # The offset may be any number: no more are looked at than there are files.
+        missing = next(one for one in count(max(compacted, default=-1) + 1) if one not in kept)
+        if missing <= last:
+            raise damaged(
+                f"sources/{number}/{missing}",
+                f"it is missing, or a link, and {offsets.path} has offset {last} of that source",
+                kind=ErrorKind.OBJECT_MISSING,
+            )

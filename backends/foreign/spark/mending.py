@@ -7,6 +7,7 @@ what is left.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +18,7 @@ from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind
 from stateformat.findings import Finding
 from stateformat.storage import InFront, ObjectInfo, Storage
 
-from ..framing import spark_decode
+from ..framing import DAMAGED_ADVICE, spark_decode
 from ..source import Level
 from .checks import check_source
 from .copying import is_of
@@ -80,7 +81,7 @@ def mend(folder: Storage, checkpoint_id: int | None = None, told: Told = lambda 
         try:
             source, left_out = _mended(folder, listed, batch)
         except CheckpointError as error:
-            lost[batch] = str(error)
+            lost[batch] = str(error).removesuffix(DAMAGED_ADVICE)
             continue
         return Mended(source, tuple(sorted(left_out)), there[-1], lost)
     why = next(iter(lost.values()), "it has no batch before that")
@@ -93,6 +94,7 @@ def mend(folder: Storage, checkpoint_id: int | None = None, told: Told = lambda 
 
 def _mended(folder: Storage, listed: Sequence[ObjectInfo], batch: int) -> tuple[SparkSource, set[str]]:
     left_out = _unreadable_offsets(folder, batch)
+    first: dict[str | None, Finding] = {}
     while True:
         source = SparkSource(_AsOf(folder, listed, batch, left_out), batch + 1)
         errors: list[Finding] = []
@@ -101,12 +103,24 @@ def _mended(folder: Storage, listed: Sequence[ObjectInfo], batch: int) -> tuple[
         if not errors:
             _check_lineages(source, left_out)
             return source, left_out
-        bases = {_base(source, one) for one in errors}
-        if None in bases:
-            first = next(one for one in errors if _base(source, one) is None)
-            place = f"{first.path}: " if first.path and not first.message.startswith(first.path) else ""
-            raise DamagedCheckpoint(f"{place}{first.message}", kind=first.kind, path=first.path)
-        left_out |= {path for path in bases if path is not None}
+        for one in errors:
+            if (base := _base(source, one)) is None:
+                # Where leaving the base out did not help, what was wrong with it is what is wrong.
+                raise _lost(first.get(_place_of(one), one))
+            first.setdefault(_place_of(one), one)
+            left_out.add(base)
+
+
+def _place_of(found: Finding) -> str | None:
+    """Return the folder of the partition that a finding is about, by its file if it has one."""
+    place = re.match(r"state/\d+/\d+/", found.path)
+    return place[0] if place else f"{found.operator}/{found.subtask}"
+
+
+def _lost(found: Finding) -> DamagedCheckpoint:
+    place = f"{found.path}: " if found.path and not found.message.startswith(found.path) else ""
+    message = found.message.removesuffix(DAMAGED_ADVICE)
+    return DamagedCheckpoint(f"{place}{message}", kind=found.kind, path=found.path)
 
 
 def _unreadable_offsets(folder: Storage, batch: int) -> set[str]:

@@ -207,6 +207,9 @@ def _checked(name: str, before: str | None, old: str | None, given: str, log: Of
         _unique(text)
     except ValueError as error:
         raise InvalidInput(f"--offsets {name}={given[:60]}: it is no offset in JSON ({error})") from error
+    if new == "files":
+        # As Spark writes it, whose pattern knows no blanks.
+        text = json.dumps(json.loads(text), separators=(",", ":"))
     was = None if old is None else form_of(old)
     if was is not None and new != was:
         raise InvalidInput(
@@ -404,9 +407,14 @@ def check_conf(log: OffsetLog, wanted: Mapping[str, str]) -> None:
     """Raise ``InvalidInput`` for settings that a copy may not change."""
     for name, value in wanted.items():
         if name not in log.conf:
+            meant = [known for known in log.conf if known.endswith(f".{name}")]
+            hint = (
+                f"did you mean {meant[0]}?"
+                if meant
+                else "Spark takes it from the session: set it where the query starts."
+            )
             raise InvalidInput(
-                f"--conf {name}: {log.path} does not fix it, so Spark takes it from the session: set it where the "
-                f"query starts. Fixed are {', '.join(sorted(log.conf))}"
+                f"--conf {name}: {log.path} does not fix it; {hint} Fixed are {', '.join(sorted(log.conf))}"
             )
         if name not in _SAFE:
             raise InvalidInput(

@@ -18,9 +18,9 @@ from stateformat.errors import ErrorKind, InvalidInput, UnsupportedFormat
 from stateformat.storage import ObjectInfo, Storage
 
 from ...framing import damaged
-from ..copying import check_sources, is_of
+from ..copying import is_of
 from ..edits import PARTITIONS_CONF, PROVIDER_CONF, edit_commit, edit_offsets, moved_operators
-from ..logs import MAX_PARTITIONS, OperatorInfo, batches, read_small
+from ..logs import MAX_PARTITIONS, OperatorInfo, batches, begun_logs, check_source_logs, read_small
 from ..rocksdb_store import read_snapshot
 from ..schemas import SCHEMA_ADVICE
 from ..source import READERS, SparkSource
@@ -216,8 +216,8 @@ def plan_repartition(
     units = tuple(_edited(units, source, functions or {}))
     sources = tuple(_sources(units, source))
     listed = folder.list("")
-    runs_again = source.batch + 1 in batches(folder, "offsets")
-    check_sources(source, {item.path for item in listed}, runs_again=runs_again)
+    for one in begun_logs(folder, source.offsets):
+        check_source_logs(one, {item.path for item in listed})
     edits = tuple(_edits(source, units, listed, parallelism, provider_after, target_url))
     listed = [item for item in listed if is_of(item.path, source.batch)]
     changed = dict(edits)
