@@ -1,13 +1,17 @@
-"""DuckDB in memory, isolated: no files, no network, no extensions, no Python variables."""
+"""DuckDB in memory, isolated: no files, no network, no extensions, no Python variables.
+
+And how its SQL takes names.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -147,3 +151,36 @@ def first_line(error: Exception) -> str:
     line = str(error).strip().split("\n", 1)[0]
     kind, colon, rest = line.partition(" Error: ")
     return (rest if colon and len(kind) < 30 else line).strip().rstrip("!.:")
+
+
+_QUOTED: Final = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/)""", re.DOTALL)
+"""What names no table in SQL, or names it already as it must: texts, quoted names, comments."""
+
+
+def outside_quotes(sql: str, pattern: re.Pattern[str], replaced: Callable[[re.Match[str]], str]) -> str:
+    """Return SQL with what a pattern finds replaced: not in texts, quoted names and comments."""
+    parts = _QUOTED.split(sql)
+    return "".join(part if i % 2 else pattern.sub(replaced, part) for i, part in enumerate(parts))
+
+
+_WORDS: Final = (
+    "all analyse analyze and anti any array as asc asof asymmetric at authorization both case cast check collate "
+    "column constraint create cross default deferrable desc describe distinct do else end except false fetch for "
+    "foreign from full glob group having ilike in initially inner intersect into is isnull join lambda lateral "
+    "leading left like limit natural not notnull null offset on only or order outer overlaps pivot pivot_longer "
+    "pivot_wider placing positional primary qualify references returning right select semi show similar some "
+    "summarize symmetric table tablesample then to trailing true union unique unpivot using variadic when where "
+    "window with "
+)
+RESERVED: Final = frozenset(_WORDS.split())
+"""Words of SQL that cannot be names without quotes."""
+
+
+def words_quoted(sql: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield SQL with reserved words quoted where they are names: before a dot, then wherever one
+    is among ``names``, the columns and tables that there are.
+    """
+    for some, after in ((RESERVED, r"(?=\s*\.)"), (RESERVED.intersection(map(folded, names)), "")):
+        if some:
+            word = re.compile(rf"(?<![\w.])({'|'.join(sorted(some))})\b{after}", re.IGNORECASE)
+            yield outside_quotes(sql, word, lambda found: quoted(found[1]))

@@ -24,7 +24,7 @@ from stateformat.schema import row_schema
 from stateformat.store import CheckpointStore
 from stateformat.tables import ArrowStream
 
-from .connection import folded, quoted, told_apart
+from .connection import RESERVED, folded, outside_quotes, quoted, told_apart, words_quoted
 from .statement import TableName
 
 SYSTEM_SCHEMAS: Final = ("information_schema", "main", "memory", "pg_catalog", "pg_temp", "system", "temp")
@@ -313,13 +313,10 @@ class Relations:
             table = re.compile(
                 rf"(\b(?:from|join)\s+|,\s*)({'|'.join(map(re.escape, names))})(?![\w.-])", re.IGNORECASE
             )
-            sql = _outside_quotes(sql, table, lambda found: found[1] + written[folded(found[2])])
+            sql = outside_quotes(sql, table, lambda found: found[1] + written[folded(found[2])])
             yield sql
         words = {folded(name) for one in self.all if one.state is not None for name in (one.name, *_columns(one))}
-        for some, after in ((_RESERVED, r"(?=\s*\.)"), (words & _RESERVED, "")):
-            if some:
-                word = re.compile(rf"(?<![\w.])({'|'.join(sorted(some))})\b{after}", re.IGNORECASE)
-                yield _outside_quotes(sql, word, lambda found: quoted(found[1]))
+        yield from words_quoted(sql, words)
 
     def listing(self) -> pa.Table:
         """Return the answer to SHOW TABLES: every table, by the name that a query gives it."""
@@ -330,15 +327,6 @@ class Relations:
                 "columns": pa.array([one.names for one in self.all], pa.list_(pa.string())),
             }
         )
-
-
-_QUOTED: Final = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/)""", re.DOTALL)
-"""What names no table in SQL, or names it already as it must: texts, quoted names, comments."""
-
-
-def _outside_quotes(sql: str, pattern: re.Pattern[str], replaced: Callable[[re.Match[str]], str]) -> str:
-    parts = _QUOTED.split(sql)
-    return "".join(part if i % 2 else pattern.sub(replaced, part) for i, part in enumerate(parts))
 
 
 def _columns(relation: Relation) -> Sequence[str]:
@@ -352,17 +340,4 @@ def _note(what: str, name: str) -> str:
 
 def plain_or_quoted(name: str) -> str:
     """Return a name as a query writes it."""
-    return name if _PLAIN.fullmatch(name) and folded(name) not in _RESERVED else quoted(name)
-
-
-_WORDS: Final = (
-    "all analyse analyze and anti any array as asc asof asymmetric at authorization both case cast check collate "
-    "column constraint create cross default deferrable desc describe distinct do else end except false fetch for "
-    "foreign from full glob group having ilike in initially inner intersect into is isnull join lambda lateral "
-    "leading left like limit natural not notnull null offset on only or order outer overlaps pivot pivot_longer "
-    "pivot_wider placing positional primary qualify references returning right select semi show similar some "
-    "summarize symmetric table tablesample then to trailing true union unique unpivot using variadic when where "
-    "window with "
-)
-_RESERVED: Final = frozenset(_WORDS.split())
-"""Words of SQL that cannot be names without quotes."""
+    return name if _PLAIN.fullmatch(name) and folded(name) not in RESERVED else quoted(name)

@@ -20,7 +20,7 @@ from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.model import known_names
 from stateformat.tables import ArrowStream
 
-from .connection import duckdb_module, first_line, folded, locked, quoted, told_apart
+from .connection import duckdb_module, first_line, folded, locked, quoted, told_apart, words_quoted
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -224,8 +224,7 @@ def where_rows(stream: ArrowStream, condition: str) -> ArrowStream:
     too, for a value that the condition cannot take (a cast that fails), and what scanning the
     stream raises.
     """
-    used = _checked(stream.schema, condition)
-    return ChosenRows(stream, condition, used)
+    return ChosenRows(stream, *_checked(stream.schema, condition))
 
 
 @dataclass(frozen=True)
@@ -236,8 +235,8 @@ class Purge:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the other rows. Raises as :func:`where_rows`."""
-        for condition in self.conditions:
-            used = _checked(rows.schema, condition)
+        for given in self.conditions:
+            condition, used = _checked(rows.schema, given)
             with locked(threads=1, memory_bytes=_MEMORY_BYTES) as connection:
                 masks = [_mask(connection, batch, condition, used) for batch in rows.to_batches() if batch.num_rows]
             mask = pa.chunked_array(masks, pa.bool_())
@@ -288,15 +287,15 @@ def _columns(table: pa.Table, used: tuple[int, ...]) -> pa.Table:
     return table.select(list(used)).rename_columns([names[i] for i in used])
 
 
-def _checked(schema: pa.Schema, condition: str) -> tuple[int, ...]:
-    """Return the columns that a condition may use; ``InvalidInput`` for anything that is not a
-    condition.
+def _checked(schema: pa.Schema, condition: str) -> tuple[str, tuple[int, ...]]:
+    """Return a condition as DuckDB takes it, and the columns that it may use; ``InvalidInput`` for
+    anything that is not a condition.
     """
     if not condition.strip():
         raise _refusal(condition, "it is empty")
     names = told_apart(schema.names)
     with locked(threads=1, memory_bytes=_MEMORY_BYTES) as connection:
-        tree = _expression(connection, condition)
+        condition, tree = _read(connection, condition, names)
         parts = [node for node in nodes(tree) if "class" in node]
         if any(node["class"] == "SUBQUERY" for node in parts):
             raise _refusal(condition, "it has a subquery, and a condition looks at one row")
@@ -311,7 +310,18 @@ def _checked(schema: pa.Schema, condition: str) -> tuple[int, ...]:
         used = tuple(i for i, name in enumerate(names) if whole or folded(name) in known)
         empty = _columns(schema.empty_table(), used)
         _bind(connection, condition, empty, names)
-    return used
+    return condition, used
+
+
+def _read(connection: DuckDBPyConnection, condition: str, names: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return a condition, with reserved words quoted where it needs that, and its tree."""
+    try:
+        return condition, _expression(connection, condition)
+    except InvalidInput:
+        for text in words_quoted(condition, names):
+            with suppress(InvalidInput):
+                return text, _expression(connection, text)
+        raise
 
 
 def _bind(connection: DuckDBPyConnection, condition: str, empty: pa.Table, names: list[str]) -> None:

@@ -231,10 +231,19 @@ def test_rows_of_two_partitions_do_not_get_one_key(store: str, tmp_path: Path) -
             with_column("k", lambda t: pa.repeat("a", len(t)))(table).slice(0, 1)
         )
 
-    with pytest.raises(InvalidInput, match="two rows with the key that rows of two partitions got"):
+    with pytest.raises(InvalidInput, match=r"the key \{'k': 'a', 'n': 1\}, which rows of two partitions got"):
         rewritten(path, tmp_path / "to", {DEFAULT: one}, rekey=True)
-    with pytest.raises(NotFound, match="begun and not ended"):
-        SparkSource(folder(tmp_path / "to"))
+    # The same folder takes the function that is corrected.
+    assert [one for one in (tmp_path / "to").rglob("*") if one.is_file()] == []
+    rewritten(path, tmp_path / "to", {DEFAULT: same}, rekey=True)
+    assert rows(tmp_path / "to") == rows(path)
+
+
+def test_a_key_that_rows_of_two_partitions_got_is_named_for_a_column_family_too(tmp_path: Path) -> None:
+    path, place = FIXTURES / "spark-4.3.0" / TTL / "checkpoint", ("operator-0", "seen")
+    one = all_of("k", "a")
+    with pytest.raises(InvalidInput, match=r"\{'k': 'a'.*\}, which rows of two partitions got"):
+        rewritten(path, tmp_path / "to", {place: lambda table: one(table).slice(0, 1)}, rekey=True)
 
 
 @pytest.mark.spark

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ckpt.ckpt_runs import failure, page
+from tests.ckpt.ckpt_runs import document, failure, page
 from tests.foreign.test_spark_repartition import FIXTURES
 
 AGGREGATE = FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint"
@@ -57,3 +57,18 @@ def test_a_state_that_counts_the_rows_of_another_is_refused_for_every_change(
     told = failure("rewrite", query, "--to", tmp_path / "copy", *named, status=2)["message"]
     assert "counts the rows of operator-0/left-keyWithIndexToValue, and follows them: change those" in told
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_condition_names_a_column_that_is_a_word_of_sql_as_a_query_does(tmp_path: Path) -> None:
+    query = FIXTURES / "spark-4.3.0" / "window" / "checkpoint"
+
+    def deleted(condition: str, name: str) -> dict[str, int]:
+        (found,) = document("rewrite", query, "--where", condition, "--to", tmp_path / name)["transformed"]
+        return {one: found[one] for one in ("rows_before", "rows_after")}
+
+    plain = deleted("window.start < TIMESTAMP '2026-03-01 10:30:00'", "plain")
+    assert plain == deleted("\"window\".start < TIMESTAMP '2026-03-01 10:30:00'", "quoted")
+    assert 0 < plain["rows_after"] < plain["rows_before"]
+    told = failure("rewrite", query, "--where", "window.begin is null", "--to", tmp_path / "none", status=2)["message"]
+    assert "begin" in told
+    assert "syntax error" not in told

@@ -208,6 +208,7 @@ CONDITIONS = {
     "counts['a'] = 1": [1],
     '"select"': [0, 3],
     'not "select" -- those that were not': [1, 4],
+    "not select and 'select' != 'not'": [1, 4],
     "nanos < '1970-01-01 00:00:00.000000003'::timestamp_ns": [0, 1],
     "rows.small::int * 100 > 300": [3, 4],
     "case when n > 5 then user is null else false end": [2],

@@ -222,9 +222,16 @@ def begin(target: Storage, batch: int) -> None:
         output.write(UNFINISHED.encode())
 
 
-def withdraw(target: Storage, batch: int) -> None:
-    """Leave nothing in a folder to which nothing was written after :func:`begin`."""
-    if target.exists() and [item.path for item in target.list("")] == [begun_path(batch)]:
+def withdraw(target: Storage, batch: int, folders: tuple[str, ...] = ()) -> None:
+    """Leave nothing in a folder that has only what :func:`begin` wrote, and files in ``folders``.
+
+    Does nothing if there is anything else.
+    """
+    there = {item.path for item in target.list("")} if target.exists() else set()
+    written = {path for path in there if path.startswith(folders)}
+    if there - written == {begun_path(batch)}:
+        target.delete(sorted(written))
+        # Last, so that Spark never starts on a part.
         target.delete([begun_path(batch)])
 
 

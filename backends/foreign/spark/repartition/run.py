@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind, StorageError
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, StorageError
 from stateformat.storage import Storage
-from stateformat.tables import Spill
+from stateformat.tables import Spill, python_rows
 
 from ...byte_strings import ByteStrings, from_arrow
 from ...framing import damaged, spark_decode, spark_encode, spark_joined
@@ -136,8 +136,30 @@ def _check_distinct(unit: Unit, place: str, pieces: Sequence[pa.RecordBatch]) ->
         keys = parse_chains(data, np.array([len(data)]), np.array([False]), [place]).keys
     else:
         keys = ByteStrings.joined([from_arrow(piece.column(0)) for piece in pieces])
-    if len(np.unique(key_codes(keys))) < len(keys):
-        raise equal_keys(f"{place} of operator-{unit.operator.id}", "that rows of two partitions got")
+    codes = key_codes(keys)
+    values, counts = np.unique(codes, return_counts=True)
+    if len(values) < len(keys):
+        again = int(np.flatnonzero(codes == values[np.argmax(counts)])[0])
+        key = _shown_key(unit, keys.slice(again, again + 1), place)
+        raise equal_keys(f"{place} of operator-{unit.operator.id}", f"{key}, which rows of two partitions got")
+
+
+def _shown_key(unit: Unit, key: ByteStrings, place: str) -> str:
+    """Return a key, as it is stored, for people."""
+    store = unit.stores[0]
+    if unit.provider_after == "hdfs":
+        columns = decode_rows(key, store.schema.key, place)
+    else:
+        names = {number: name for name, number in unit.families.items()}
+        family = names[int(key.fixed(0, "<u2")[0])] if names else None
+        store = next(one for one in unit.stores if family in (None, one.family, one.family or "default"))
+        plain = rocksdb_keys.encoder_of(store) == rocksdb_keys.PLAIN
+        columns = rocksdb_keys.key_columns(store, key.without_prefix(2 * bool(names) + plain), place)
+    shown = {
+        item.name: column for item, column in zip(store.schema.key, columns, strict=False) if has_values(item.type)
+    }
+    (row,) = python_rows(pa.table(shown))
+    return str(row)
 
 
 def _check_count(folder: Storage, source: Source, found: int) -> None:
@@ -299,8 +321,10 @@ def repartition(
         engine: who reads and writes state; this process by default.
         progress: told of what is done.
 
-    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat`` before anything is written, and
-    ``StorageError`` where the query went on meanwhile, or a storage failed.
+    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat`` before anything is written,
+    ``InvalidInput`` for rows of a function that cannot be, with nothing left in the folder (by the
+    engine of this process), and ``StorageError`` where the query went on meanwhile, or a storage
+    failed.
     """
     check_target(folder, target)
 
@@ -308,10 +332,14 @@ def repartition(
         check_still(folder, plan)
         begin(target, plan.batch)
 
+    engine = engine or LocalEngine()
     try:
-        results = (engine or LocalEngine()).run(plan, folder, target, proven, progress)
-    except BaseException:
-        withdraw(target, plan.batch)
+        results = engine.run(plan, folder, target, proven, progress)
+    except BaseException as error:
+        # After a refusal nothing is written any more, but by tasks of another engine.
+        refused = isinstance(error, InvalidInput) and isinstance(engine, LocalEngine)
+        folders = [f"{plan.units[one.unit].stores[0].folder(one.partition)}/" for one in plan.targets() if refused]
+        withdraw(target, plan.batch, tuple(folders))
         raise
     keys = tuple(np.zeros(unit.targets, np.int64) for unit in plan.units)
     sizes = tuple(np.zeros(unit.targets, np.int64) for unit in plan.units)
