@@ -23,7 +23,7 @@ from stateformat.backends.foreign.flink.headers import read_top
 from stateformat.backends.foreign.flink.kryo_columns import Kryo, KryoTypes
 from stateformat.backends.foreign.flink.lanes import Lanes, Opaque, Serializer
 from stateformat.errors import DamagedCheckpoint, UnsupportedFormat
-from tests.ckpt.ckpt_runs import document, page
+from tests.ckpt.ckpt_runs import document, failure, page
 from tests.foreign.test_flink_written import making
 
 FIXTURES = Path(__file__).parent / "fixtures" / "flink-1.20.5"
@@ -121,6 +121,71 @@ def test_what_is_shown_as_json_keeps_its_bytes_for_the_way_back() -> None:
     value = rows(CANONICAL, GENERIC, "everything")["value"][0].as_py()
     assert value["attributes"]["kryo"].startswith(named("java.util.LinkedHashMap"))
     assert value["attributes"]["kryo"].endswith(b"\5\1")
+
+
+MENDING = """
+import pyarrow as pa
+
+
+def corrected(rows):
+    made = rows.to_pylist()
+    for row in made:
+        if row["key"] == 3:
+            for name, value in {}.items():
+                row["value"][name] = {{**row["value"][name], **value}} if isinstance(value, dict) else value
+    return pa.Table.from_pylist(made, rows.schema)
+"""
+
+
+def refused(store: Path, tmp_path: Path, **fields: Any) -> str:
+    """What an export says of fields of `everything` that were corrected where the key is 3."""
+
+    mending = tmp_path / f"{tmp_path.name}.py"
+    mending.write_text(MENDING.format(fields))
+    how = f"everything={mending}:corrected"
+    page("rewrite", store, "--to", tmp_path / "mended", "--transform", how, COLUMNS="200")
+    argv = ("export", tmp_path / "mended", "--as", "flink-savepoint", "--to", tmp_path / "back")
+    said: str = failure(*argv, status=2)["message"]
+    assert f"key 3 in state 'everything' of operator '{GENERIC}'" in said
+    assert not list(tmp_path.glob("back/_metadata"))
+    return said
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kryo") / "store"
+    page("import", CANONICAL, "--to", folder, "--key-hash", "keep", COLUMNS="200")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"json": '{"price": "9.99"}'},
+            '{"price": "9.99"}, and its `kryo`, which is what goes back to Flink, stands for {"price": "1.50", "count": 3, ',
+        ),
+        (
+            {"json": '"new"', "kryo": None},
+            'the `json` "new", and its `kryo`, which is what goes back to Flink, is null',
+        ),
+        ({"json": None}, 'the `json` null, and its `kryo`, which is what goes back to Flink, stands for {"price"'),
+        ({"kryo": b"\2\6\6"}, "stands for no value; correct both"),
+    ],
+)
+def test_text_that_its_bytes_do_not_say_is_not_exported(
+    changed: dict[str, Any], said: str, store: Path, tmp_path: Path
+) -> None:
+    assert "`value.attributes` of key 3 in state" in (found := refused(store, tmp_path, attributes=changed))
+    assert said in found
+
+
+def test_text_goes_back_with_other_bytes_that_say_the_same() -> None:
+    serializer = column([leaf("x"), leaf(7)])
+    values = [{"json": "[1, null]", "kryo": listed([1, None])}, {"json": '["x",   2]', "kryo": listed(["x", 2])}, None]
+    values.append({"json": None, "kryo": None})
+    found = serializer.encode(pa.array(values, serializer.arrow_type)).to_pylist()
+    assert found == [listed([1, None]), listed(["x", 2]), b"\0", b"\0"]
 
 
 # ---- single values

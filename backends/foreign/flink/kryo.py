@@ -892,6 +892,18 @@ def python(node: Node, shape: Shape) -> Any:
     return _TIMES[name].of(value) if name in _TIMES else value
 
 
+def text_of(raw: bytes, known: Known) -> str | None:
+    """Return a value as JSON; None for null.
+
+    Raises ``DamagedCheckpoint`` and ``UnsupportedFormat``.
+    """
+    at = Reader(known, memoryview(raw), 0, len(raw), "")
+    found: str | None = python(at.value(), MIXED_SHAPE)
+    if at.position < len(raw):
+        at.damaged(f"{len(raw) - at.position} bytes follow it")
+    return found
+
+
 def _plain(node: Node) -> Any:
     """Return a value for JSON: bytes are hexadecimal, maps whose keys are no text are pairs."""
     if node is None:
@@ -921,8 +933,20 @@ class NotWrittenError(Exception):
     """A value that is read here, and not written; the message says which."""
 
 
+class WrongValueError(Exception):
+    """A value that Flink would not read as it is; the message says why, and what is wanted."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said)
+        self.columns: list[str] = []
+        """Where it is: the columns around it, outermost first."""
+
+
 class Writer:
-    """Writes one entry; no value refers to an earlier one. Raises ``NotWrittenError``."""
+    """Writes one entry; no value refers to an earlier one.
+
+    Raises ``NotWrittenError`` for a class, ``WrongValueError`` for a value.
+    """
 
     def __init__(self, known: Known) -> None:
         self.ids, self.enums = known.ids, known.enums

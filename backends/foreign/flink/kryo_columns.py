@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateformat.errors import CheckpointError, ErrorKind, UnsupportedFormat
+from stateformat.errors import CheckpointError, DamagedCheckpoint, ErrorKind, UnsupportedFormat
 
 from ..byte_strings import ByteStrings, Positions
 from . import kryo
@@ -62,8 +62,11 @@ class Kryo(Serializer):
         return struct_of([pa.array(texts, pa.string()), raw], _WITH_BYTES, present)
 
     def encode(self, values: pa.Array) -> pa.Array:
-        """Return the bytes of each value. Raises ``NotWrittenError``."""
+        """Return the bytes of each value. Raises ``NotWrittenError`` and ``WrongValueError``."""
         if not self.goes_back:
+            for value in values.to_pylist():
+                if value is not None:
+                    _check_text(value["json"], value["kryo"], self.known)
             return pc.fill_null(pc.struct_field(values, "kryo"), b"\0")
         plain = values.cast(_of_numbers(values.type)).to_pylist()
         try:
@@ -89,6 +92,29 @@ class Kryo(Serializer):
                 )
             lanes.position[lane] = at.position
             yield node
+
+
+def _check_text(text: str | None, raw: bytes | None, known: Known) -> None:
+    """Raise ``WrongValueError`` if the text is not that of the bytes, which are what goes back."""
+    try:
+        means = kryo.text_of(raw or b"\0", known)
+    except (DamagedCheckpoint, UnsupportedFormat):
+        means = "no value"
+    if means == text or _parsed(means) == _parsed(text) != "":
+        return
+    said = "is null" if raw is None else f"stands for {means or 'null'}"
+    raise kryo.WrongValueError(
+        f"has the `json` {'null' if text is None else text}, and its `kryo`, which is what goes back to Flink, "
+        f"{said}; correct both, or put both back"
+    )
+
+
+def _parsed(text: str | None) -> str:
+    """Return JSON written in one way; empty for what is none."""
+    try:
+        return json.dumps(json.loads(text or ""))
+    except ValueError:
+        return ""
 
 
 def _of_numbers(kind: pa.DataType) -> pa.DataType:

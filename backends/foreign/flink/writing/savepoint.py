@@ -7,9 +7,10 @@ values: the inverse of ``layouts``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from ...checkpoint import ForeignCheckpoint
 from ..contents import COORDINATOR, OperatorForm, operator_form
 from ..headers import StateInfo, describe
 from ..key_hash import FLINK_KEY_HASH, USER_KEY_HASH
+from ..kryo import WrongValueError
 from ..lanes import Serializer
 from ..layouts import TIMER_STATES, TTL, Form, Layout, form_of, has_text, is_ambiguous, is_window, prefix_size
 from ..metadata import (
@@ -61,9 +63,10 @@ from .template import (
     template_of,
     without,
 )
-from .values import encode, encode_some
+from .values import encode, encode_field
 
 _I64 = np.iinfo(np.int64)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,10 @@ class Encoded:
 
 
 def encode_rows(form: Form, rows: pa.Table, prefix: int) -> Encoded:
-    """Encode rows of a state. Raises ``InvalidInput`` for what Flink cannot hold."""
+    """Encode rows of a state.
+
+    Raises ``InvalidInput`` and ``WrongValueError`` for what Flink cannot hold.
+    """
     columns = {name: _whole(rows[name]) for name in rows.column_names}
     groups = columns["_key_group"].to_numpy()
     if form.parts.layout is Layout.TIMERS:
@@ -105,7 +111,7 @@ def _key(form: Form, columns: dict[str, pa.Array]) -> list[pa.Array]:
     parts, key = form.parts, columns["key"]
     if form.whole_key:
         return [key]
-    found = key if form.raw_key else encode(parts.key, key)
+    found = key if form.raw_key else encode_field("key", parts.key, key)
     pieces = [found]
     if is_ambiguous(parts):
         pieces.append(_length_of(found))
@@ -115,14 +121,18 @@ def _key(form: Form, columns: dict[str, pa.Array]) -> list[pa.Array]:
         pieces.append(repeated(b"\0", len(key)))
         if form.raw_rest:
             return [*pieces, columns["_map_key"]]
-        return [*pieces, encode(parts.map_key, columns["_map_key"])] if parts.map_key is not None else pieces
+        return (
+            [*pieces, encode_field("_map_key", parts.map_key, columns["_map_key"])]
+            if parts.map_key is not None
+            else pieces
+        )
     space = _namespace(form, columns["_map_key"])
     encoded = encode(parts.namespace, space)
     pieces.append(encoded)
     if is_ambiguous(parts):
         pieces.append(_length_of(encoded))
     if parts.map_key is not None:
-        pieces.append(encode(parts.map_key, columns["_map_key"].flatten()[-1]))
+        pieces.append(encode_field("_map_key", parts.map_key, columns["_map_key"].flatten()[-1]))
     return pieces
 
 
@@ -151,12 +161,12 @@ def _values(form: Form, columns: dict[str, pa.Array]) -> pa.Array:
         return repeated(b"", len(value))
     if parts.layout is Layout.LIST:
         counts = pc.list_value_length(value).to_numpy(zero_copy_only=False).astype(np.int64)
-        return comma_joined(encode(parts.value, value.flatten()), counts)
+        return comma_joined(encode_field("value", parts.value, value.flatten()), counts)
     value = _with_ttl(parts.value, columns)
     if parts.layout is Layout.MAP:
         chosen = present(value.field(TTL) if TTL in columns else value)
-        return joined(flags(~chosen), encode_some(parts.value, value, chosen))
-    return encode(parts.value, value)
+        return joined(flags(~chosen), encode_field("value", parts.value, value, chosen))
+    return encode_field("value", parts.value, value)
 
 
 def _with_ttl(serializer: Serializer, columns: dict[str, pa.Array]) -> pa.Array:
@@ -182,7 +192,7 @@ def _lists(form: Form, groups: npt.NDArray[np.int32], keys: pa.Array, columns: d
     first = np.flatnonzero(np.append(True, codes[1:] != codes[:-1])) if len(codes) else np.zeros(0, np.int64)
     counts = np.diff(np.append(first, len(codes)))
     assert form.parts.value is not None
-    elements = encode(form.parts.value, _with_ttl(form.parts.value, columns))
+    elements = encode_field("value", form.parts.value, _with_ttl(form.parts.value, columns))
     return Encoded(groups[first], keys.take(rows).take(pa.array(first)), comma_joined(elements, counts))
 
 
@@ -193,7 +203,7 @@ def _timers(form: Form, columns: dict[str, pa.Array]) -> list[pa.Array]:
     pieces = [of_numbers(moments.view(np.uint64) ^ np.uint64(1 << 63), ">u8")]
     if form.whole_key:
         return [*pieces, columns["key"]]
-    pieces.append(columns["key"] if form.raw_key else encode(parts.key, columns["key"]))
+    pieces.append(columns["key"] if form.raw_key else encode_field("key", parts.key, columns["key"]))
     label = parts.name.removeprefix(TIMER_STATES).replace("_", "/", 1)
     tag = columns["_tag"]
     fits = pc.equal(tag, label) if parts.namespace is None else pc.starts_with(tag, f"{label}/")
@@ -476,7 +486,10 @@ class _Writer:
             size = out.write(keyed.header)
             for low, high in _ranges(tables, first, last):
                 some = [_between(table, low, high) for table in tables]
-                encoded = [encode_rows(form, rows, prefix) for form, rows in zip(keyed.forms, some, strict=True)]
+                encoded = [
+                    _naming(operator.uid, form.parts.name, rows, partial(encode_rows, form, prefix=prefix))
+                    for form, rows in zip(keyed.forms, some, strict=True)
+                ]
                 data, groups, begin = lay_out(encoded)
                 offsets[groups - first] = size + begin
                 size += out.write(data.tobytes())
@@ -499,7 +512,7 @@ class _Writer:
         for mode, form in lists.forms:
             table = self.checkpoint.read(_uid(saved), form.state.name, index).table()
             self.rows += table.num_rows
-            entries, lengths = _entries(form, mode, table)
+            entries, lengths = _naming(_uid(saved), form.state.name, table, partial(_entries, form, mode))
             begin = len(data) + np.cumsum(lengths) - lengths
             if len(lengths) or mode != BROADCAST:
                 states.append(OperatorPartitions(form.state.name, mode, begin))
@@ -518,6 +531,35 @@ class _Writer:
     def _count(self, size: int) -> None:
         self.files += 1
         self.bytes += size
+
+
+def _naming(uid: str, state: str, rows: pa.Table, encoded: Callable[[pa.Table], T]) -> T:
+    """Return what rows are encoded as.
+
+    Raises ``InvalidInput`` with the place of the first wrong value.
+    """
+    try:
+        return encoded(rows)
+    except WrongValueError as error:
+        wrong, low, high = error, 0, rows.num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            encoded(rows.slice(low, middle - low))
+            low = middle
+        except WrongValueError as error:
+            wrong, high = error, middle
+    try:
+        encoded(rows.slice(low, 1))
+    except WrongValueError as error:
+        wrong = error
+    places = [name for name in ("key", "_map_key", "_index") if name in rows.column_names]
+    where = ", ".join(f"{name.strip('_').replace('_', ' ')} {rows[name][low].as_py()!r:.80}" for name in places)
+    raise InvalidInput(
+        f"`{'.'.join(filter(None, wrong.columns))}` of {where or f'row {low}'} in state {state!r} of operator {uid!r} "
+        f"{wrong}",
+        kind=ErrorKind.UNSUPPORTED_TYPE,
+    ) from wrong
 
 
 def _uid(operator: Operator) -> str:
@@ -580,10 +622,12 @@ def _entries(form: OperatorForm, mode: int, table: pa.Table) -> tuple[bytes, Pos
     if form.raw:
         found = columns["value"]
     elif mode == BROADCAST and form.key is not None:
-        pairs = joined(encode(form.key, columns["key"]), encode(form.value, columns["value"]))
+        pairs = joined(
+            encode_field("key", form.key, columns["key"]), encode_field("value", form.value, columns["value"])
+        )
         count = np.array([table.num_rows])
         found = joined(of_numbers(count, ">i4"), grouped(pairs, count))
     else:
-        found = encode(form.value, columns["value"])
+        found = encode_field("value", form.value, columns["value"])
     strings = from_arrow(found)
     return strings.tight().tobytes(), strings.length

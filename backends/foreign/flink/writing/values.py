@@ -35,7 +35,7 @@ from ..compound import (
     Ttl,
     Tuple,
 )
-from ..kryo import NotWrittenError
+from ..kryo import NotWrittenError, WrongValueError
 from ..kryo_columns import Kryo
 from ..lanes import Opaque, Serializer
 from ..scalars import (
@@ -85,8 +85,8 @@ _I32_MIN, _I64_MIN = np.iinfo(np.int32).min, np.iinfo(np.int64).min
 def encode(serializer: Serializer, values: pa.Array) -> pa.Array:
     """Return the bytes of each value, as a ``binary`` array.
 
-    Raises ``InvalidInput`` for a value that Flink's serializer cannot write, and
-    ``UnsupportedFormat`` for a serializer that is only read here.
+    Raises ``InvalidInput`` and ``WrongValueError`` for a value that Flink's serializer cannot
+    write, and ``UnsupportedFormat`` for a serializer that is only read here.
     """
     # Exactly this class: values of a subclass may be stored differently.
     make = _ENCODERS.get(type(serializer))
@@ -96,6 +96,18 @@ def encode(serializer: Serializer, values: pa.Array) -> pa.Array:
         f"values of {type(serializer).__name__} are read from Flink, and not written; {without('UID/STATE')}",
         kind=ErrorKind.UNSUPPORTED_FEATURE,
     )
+
+
+def encode_field(name: str, serializer: Serializer, values: pa.Array, chosen: Mask | None = None) -> pa.Array:
+    """Encode the values of a column, or those that ``chosen`` marks.
+
+    A ``WrongValueError`` gets its name.
+    """
+    try:
+        return encode(serializer, values) if chosen is None else encode_some(serializer, values, chosen)
+    except WrongValueError as error:
+        error.columns.insert(0, name)
+        raise
 
 
 def encode_some(serializer: Serializer, values: pa.Array, chosen: Mask) -> pa.Array:
@@ -167,8 +179,9 @@ def _sequential(serializer: Sequential, values: pa.Array) -> pa.Array:
     _refuse_nulls(values, "tuples")
     if not serializer.children:
         return repeated(b"", len(values))
-    fields = zip(serializer.children, children(values), strict=True)
-    return joined(*(encode(child, field) for child, field in fields))
+    # Those of a value with a time to live are columns of the state.
+    names = ["" if isinstance(serializer, Ttl) else field.name for field in values.type]
+    return joined(*map(encode_field, names, serializer.children, children(values)))
 
 
 def _nullable(serializer: Nullable, values: pa.Array) -> pa.Array:
@@ -194,8 +207,8 @@ def _row(serializer: Row, values: pa.Array) -> pa.Array:
             kind = numbers(places)
         masks = [(kind & 1) != 0, (kind & 2) != 0, *masks]
     mask = np.packbits(np.stack(masks, axis=1), axis=1) if masks else np.zeros((len(values), 0), np.uint8)
-    fields = zip(serializer.children, columns, chosen, strict=False)
-    return joined(of_rows(mask), *(encode_some(child, column, one) for child, column, one in fields))
+    names = [field.name for field in values.type]
+    return joined(of_rows(mask), *map(encode_field, names, serializer.children, columns, chosen))
 
 
 def _either(serializer: Either, values: pa.Array) -> pa.Array:
@@ -363,7 +376,7 @@ def encode_own(serializer: Pojo, columns: Sequence[str], values: pa.Array, chose
     for child, column in zip(serializer.children, columns, strict=True):
         some = fields[column] if chosen.all() else fields[column].filter(pa.array(chosen))
         known = present(some)
-        found.append(joined(flags(~known), encode_some(child, some, known)))
+        found.append(joined(flags(~known), encode_field(column, child, some, known)))
     return scattered(joined(*found), chosen)
 
 
