@@ -102,6 +102,8 @@ class Counts:
     """Bytes whose digest was computed."""
     rows: int = 0
     """Rows that were decoded."""
+    files: int = 0
+    """Files of another system's checkpoint, which has no records, handles and segments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,9 @@ class ForeignSource(Protocol):
     def notes(self) -> Sequence[Note]:
         """What readers must know."""
 
+    def used_files(self) -> int:
+        """Return how many files the metadata and the parts are in, by listings."""
+
     def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
         """Count rows exactly, by key group from ``part.first_group`` on; in other modes, return one
         number.

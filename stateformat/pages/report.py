@@ -61,6 +61,13 @@ _CHECKED: Final = {
     "quick": "Record, manifest, and the size and footer of each segment were checked.",
     "full": "Every byte and row was checked.",
 }
+_CHECKED_FILES: Final = {
+    "quick": "Metadata, and names and sizes of {files}, were checked. No content was read: `ckpt validate {store} "
+    "--level full` reads it.",
+    "full": "Metadata, and the content of {files}, were checked.",
+}
+"""Of another system's checkpoint."""
+_FINE: Final = {"metadata": "✓ metadata fine", "quick": "✓ quick check: nothing found", "full": "✓ no problems"}
 
 
 def report_page(report: Json) -> Iterator[str]:
@@ -133,7 +140,7 @@ def _verdict(found: Json, faults: int) -> Said:
         return Said(f"✗ {plural(len(found['problems']) or faults, 'problem')}", "bad")
     if found["warnings"]:
         return Said(f"! {plural(len(found['warnings']), 'warning')}", "some")
-    return Said("✓ metadata fine" if found["level"] == "metadata" else "✓ no problems", "good")
+    return Said(_FINE[found["level"]], "good")
 
 
 def _cards(report: Json, checkpoint: Json) -> Iterator[tuple[str, str, str]]:
@@ -175,7 +182,11 @@ def _findings(found: Json) -> Iterator[Block]:
     title = "Validation" if number is None else f"Validation of checkpoint {number}"
     yield Heading(title, _verdict(found, 0), "" if found["ok"] else "bad")
     unread = "Its record could not be read, so nothing in it was checked."
-    yield Note(Said(f"{_CHECKED[found['level']]} {counts}." if counts else unread, "dim"))
+    said = f"{_CHECKED[found['level']]} {counts}." if counts else unread
+    if checked["files"]:
+        files = plural(checked["files"], "file")
+        said = _CHECKED_FILES[found["level"]].format(files=files, store=words.label(found["store"]))
+    yield Note(Said(said, "dim"))
     for name in ("problems", "warnings"):
         for item in found[name][:FINDINGS_SHOWN]:
             where = [f"{what} {item[what]}" for what in ("operator", "state") if item[what]]

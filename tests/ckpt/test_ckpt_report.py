@@ -247,6 +247,22 @@ def test_rows_of_a_large_checkpoint_of_another_system_are_left_to_top(monkeypatc
     assert document("top", f"{folder}@10")["states"][0]["rows"] == 31
 
 
+@pytest.mark.parametrize("folder", ["spark-4.3.0/window/checkpoint", "flink-2.3.0/core-hashmap-canonical/savepoint"])
+def test_of_a_checkpoint_of_another_system_is_said_which_files_were_checked_and_that_none_was_read(folder: str) -> None:
+    files = document("validate", FIXTURES / folder)["checked"]["files"]
+    assert files > 1
+    page("report", FIXTURES / folder, "--level", "quick")
+    text = unescape(Path("report.html").read_text())
+    assert "✓ quick check: nothing found" in text
+    assert f"Metadata, and names and sizes of {files} files, were checked. No content was read: `ckpt valid" in text
+    assert "footer of each segment" not in text
+    assert "handles" not in page("validate", FIXTURES / folder)
+    page("report", FIXTURES / folder, "--level", "full")
+    text = unescape(Path("report.html").read_text())
+    assert "✓ no problems" in text
+    assert f"the content of {files} files, were checked" in text
+
+
 def test_a_report_shows_trends_as_lines_and_marks_no_handful_of_rows(own_flights: Path) -> None:
     page("report", own_flights)
     text = Path("report.html").read_text()

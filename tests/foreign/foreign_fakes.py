@@ -83,6 +83,9 @@ class FakeSource:
         rows = count if self.counts_rows else None
         return Part(state.operator, state.name, subtask, 100 * count, f"{state.operator}/{subtask}", rows)
 
+    def used_files(self) -> int:
+        return len(self.parts)
+
     def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
         rows = pa.Table.from_batches(self.read(part), schema=self._schema(part))
         if part.first_group is None or part.last_group is None:

@@ -113,7 +113,7 @@ def newest_whole_page(document: Json) -> Iterator[Block]:
 
 def _checked(document: Json) -> list[tuple[Cell, Cell]]:
     checked = document["checked"]
-    names = [name for name in ("records", "handles", "segments", "rows") if checked[name]]
+    names = [name for name in ("records", "handles", "segments", "rows", "files") if checked[name]]
     counts = [plural(checked[name], name.removesuffix("s")) for name in names]
     counts += [size(checked["bytes"])] if checked["bytes"] else []
     return [("store", document["store"]), ("level", document["level"]), ("checked", dotted(*counts))]

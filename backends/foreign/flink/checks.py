@@ -28,16 +28,12 @@ from .key_hash import binary_row_codes, java_hash_codes, murmur
 from .keyed import HeapReader
 from .layouts import form_of
 from .metadata import (
-    Changelog,
-    ChangelogFiles,
     File,
-    Incremental,
-    Keyed,
-    KeyGroups,
     Metadata,
     Relative,
     Segment,
     Stream,
+    streams_of,
 )
 from .source import FlinkSource
 from .streams import Place
@@ -67,34 +63,6 @@ def check_source(source: FlinkSource, level: Level, progress: Progress) -> Itera
     yield from _opaque_keys(contents)
     if level == "full":
         yield from _Rows(source, contents, broken, progress).check()
-
-
-def streams_of(metadata: Metadata) -> Iterator[tuple[str, int, Stream]]:
-    """Return every stream that the metadata names: operator, subtask, stream."""
-
-    def keyed(handle: Keyed | None) -> Iterator[Stream | None]:
-        if isinstance(handle, KeyGroups):
-            yield handle.stream
-        elif isinstance(handle, Incremental):
-            yield handle.meta
-            yield from (stream for _, stream in (*handle.shared, *handle.private))
-        elif isinstance(handle, Changelog):
-            for inner in (*handle.materialized, *handle.changes):
-                yield from keyed(inner)
-        elif isinstance(handle, ChangelogFiles):
-            yield from (stream for _, stream in handle.files)
-
-    for operator in metadata.operators:
-        uid = operator.uid or operator.id.hex()
-        for subtask in operator.subtasks:
-            found = [*keyed(subtask.managed_keyed), *keyed(subtask.raw_keyed)]
-            found += [states.stream for states in (subtask.managed_operator, subtask.raw_operator) if states]
-            found += [channel.stream for channel in (*subtask.inputs, *subtask.outputs)]
-            for stream in found:
-                while isinstance(stream, KeyGroups):
-                    stream = stream.stream
-                if stream is not None:
-                    yield uid, subtask.index, stream
 
 
 @dataclass

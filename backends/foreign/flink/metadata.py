@@ -8,7 +8,7 @@ error is a ``DamagedCheckpoint`` of kind ``DAMAGED_RECORD`` with the offset, or
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
@@ -717,3 +717,31 @@ class _Writer:
                 self.pack(">B", 16)
             case KeyGroups():
                 self.key_groups(stream)
+
+
+def streams_of(metadata: Metadata) -> Iterator[tuple[str, int, Stream]]:
+    """Return every stream that the metadata names: operator, subtask, stream."""
+
+    def keyed(handle: Keyed | None) -> Iterator[Stream | None]:
+        if isinstance(handle, KeyGroups):
+            yield handle.stream
+        elif isinstance(handle, Incremental):
+            yield handle.meta
+            yield from (stream for _, stream in (*handle.shared, *handle.private))
+        elif isinstance(handle, Changelog):
+            for inner in (*handle.materialized, *handle.changes):
+                yield from keyed(inner)
+        elif isinstance(handle, ChangelogFiles):
+            yield from (stream for _, stream in handle.files)
+
+    for operator in metadata.operators:
+        uid = operator.uid or operator.id.hex()
+        for subtask in operator.subtasks:
+            found = [*keyed(subtask.managed_keyed), *keyed(subtask.raw_keyed)]
+            found += [states.stream for states in (subtask.managed_operator, subtask.raw_operator) if states]
+            found += [channel.stream for channel in (*subtask.inputs, *subtask.outputs)]
+            for stream in found:
+                while isinstance(stream, KeyGroups):
+                    stream = stream.stream
+                if stream is not None:
+                    yield uid, subtask.index, stream

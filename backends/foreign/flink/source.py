@@ -21,7 +21,7 @@ from stateformat.storage import Storage
 from ..limits import METADATA_BYTES, read_whole
 from ..source import Note, Opened, Part
 from .contents import Bytes, Contents, KeyedPart, OperatorPart, contents_of, job_id_of
-from .metadata import FILE_NAME, MAGIC, Metadata, decode_metadata
+from .metadata import FILE_NAME, MAGIC, File, Metadata, Relative, Segment, decode_metadata, streams_of
 from .streams import Places
 
 _FOLDER: Final = re.compile(r"chk-(\d{1,18})/" + FILE_NAME)
@@ -157,6 +157,15 @@ class FlinkSource:
 
     def _content(self, part: Part) -> KeyedPart | OperatorPart | Bytes:
         return self.contents.parts[part.operator, part.state, part.subtask][1]
+
+    def used_files(self) -> int:
+        """See ``ForeignSource``; a file that several handles share counts once."""
+        named = {
+            stream.path if isinstance(stream, Relative) else stream.uri
+            for _, _, stream in streams_of(self.metadata)
+            if isinstance(stream, (File, Relative, Segment))
+        }
+        return 1 + len(named)
 
     def group_rows(self, part: Part) -> npt.NDArray[np.int64] | int:
         content = self._content(part)

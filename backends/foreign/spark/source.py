@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -339,6 +340,17 @@ class SparkSource:
         """
         store, _, partition = self._of(part)
         return self.reader.files(store, partition, self.listing)
+
+    def used_files(self) -> int:
+        """See ``ForeignSource``: snapshots, deltas, changelogs and tables of the newest version."""
+        found: set[str] = set()
+        for part in self.parts:
+            store, _, partition = self._of(part)
+            tables = f"{store.folder(partition)}/SSTs"
+            found |= {f"{tables}/{name}" for name in self.listing.files(tables)}
+            with suppress(DamagedCheckpoint):
+                found |= {item.path for item in self.files(part)}
+        return len(found)
 
     def _of(self, part: Part) -> tuple[Store, StateShape, int]:
         key = (part.operator, part.state)
