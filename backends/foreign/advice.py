@@ -29,7 +29,7 @@ class Way(NamedTuple):
 
 _LOOK: Final = Way(True, "`ckpt inspect {url}` shows operators, states, keys, columns and sizes")
 _QUERY: Final = Way(True, "`ckpt sql {url} 'from OPERATOR.STATE'` has each state as a table")
-_VALIDATE: Final = Way(True, "`ckpt validate {url} --level full` reads each byte and says which file is wrong, and how")
+_VALIDATE: Final = Way(True, "`ckpt validate {url} --level full` reads what a restart reads and says what is wrong")
 _HOT: Final = Way(
     True, "`ckpt top {url}` ranks keys by rows, with --by COLUMN by the sum of a column; key groups and subtasks, too"
 )

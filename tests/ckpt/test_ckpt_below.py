@@ -260,3 +260,13 @@ def test_what_nobody_completed_is_said_to_be_incomplete(tmp_path: Path) -> None:
     assert f"In it is job/chk-7 (begun by Flink). It is not complete; `ckpt history {url(tmp_path)}`" in message
     (one,) = document("history", tmp_path)["places"]
     assert (one["path"], one["whole"], one["checkpoint"]) == ("job/chk-7", False, None)
+
+
+@pytest.mark.parametrize("place", ["state", "state/0", "state/0/0"])
+def test_a_place_in_a_spark_query_is_told_at_every_depth(place: str, tmp_path: Path) -> None:
+    fixture = Path(__file__).parents[1] / "foreign/fixtures/spark-4.3.0/window/checkpoint"
+    query = Path(shutil.copytree(fixture, tmp_path / "sales"))
+    for command in ("inspect", "history"):
+        told = failure(command, query / place, status=3)["message"]
+        assert f"It is a place in file://{query}, the checkpoint of a Spark query" in told
+        assert "Move it" not in told

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, UnsupportedFormat
+from stateformat.errors import DamagedCheckpoint, ErrorKind, InvalidInput, NotFound, StorageError, UnsupportedFormat
 from stateformat.formats import Outside
 from stateformat.model import AttemptId, CheckpointId, CheckpointKind, JobId, ManifestRef, Record, Totals
 from stateformat.schema import segment_schema
@@ -71,6 +71,10 @@ def _head(folder: Storage, path: str) -> bytes | None:
         return bytes(memoryview(folder.read_range(path, 0, 16)))
     except FileNotFoundError:
         return None
+    except StorageError:
+        if folder.list(f"{path}/"):
+            return None  # A folder of this name is Spark's.
+        raise
 
 
 class FlinkSource:

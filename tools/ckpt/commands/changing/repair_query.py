@@ -74,7 +74,10 @@ def query_page(document: Document) -> Iterator[Block]:
     if document["ok"]:
         yield Heading("The query is whole")
         yield Facts([("at", document["store"]), ("query", document["query_id"]), ("newest batch", str(newest))])
-        yield Note(f"Every byte of batch {batch} was read: {words.plural(document['rows'], 'row')}. Nothing is wrong.")
+        yield Note(
+            f"All that a restart from batch {batch} reads was read: {words.plural(document['rows'], 'row')}. The "
+            f"newest batch is whole; older ones were not read: `ckpt validate {store} --all --level full`."
+        )
         return
     yield Heading(f"{'Saved' if to else 'A copy can save'} batch {batch}")
     facts = [
