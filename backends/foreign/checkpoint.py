@@ -100,7 +100,7 @@ class ForeignFolder:
                 for problem in self.form.check(source, level, seen):
                     findings.append(problem)
                 chosen = source.record.checkpoint_id
-                counts = Counts(files=source.used_files(), bytes=seen.bytes)
+                counts = Counts(records=1, handles=len(source.parts), files=source.used_files(), bytes=seen.bytes)
         except (DamagedCheckpoint, UnsupportedFormat, InvalidInput) as error:
             # What it is based on cannot be read; the check may have reported that, and more.
             ended = error.kind is ErrorKind.LIMIT_EXCEEDED

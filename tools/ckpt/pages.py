@@ -113,7 +113,8 @@ def newest_whole_page(document: Json) -> Iterator[Block]:
 
 def _checked(document: Json) -> list[tuple[Cell, Cell]]:
     checked = document["checked"]
-    names = [name for name in ("records", "handles", "segments", "rows", "files") if checked[name]]
+    own = ("records", "handles", "segments", "rows")
+    names = [name for name in (("files", "rows") if checked["files"] else own) if checked[name]]
     counts = [plural(checked[name], name.removesuffix("s")) for name in names]
     counts += [size(checked["bytes"])] if checked["bytes"] else []
     return [("store", document["store"]), ("level", document["level"]), ("checked", dotted(*counts))]
