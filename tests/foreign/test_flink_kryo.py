@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import json
 import struct
 import subprocess
@@ -188,6 +189,31 @@ def test_text_goes_back_with_other_bytes_that_say_the_same() -> None:
     assert found == [listed([1, None]), listed(["x", 2]), b"\0", b"\0"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"pause": {"nanos": 2 * 10**9}}, "`value.pause` of key 3 in state"),
+        (
+            {"pause": {"seconds": None, "nanos": 5}},
+            "is {'seconds': None, 'nanos': 5}, and a java.time.Duration is `seconds`, and `nanos` from 0 to 999,999,999",
+        ),
+        (
+            {"token": "no"},
+            "is 'no', and a java.util.UUID is hexadecimal digits in groups of 8, 4, 4, 4 and 12; correct the",
+        ),
+        ({"counts": [("a", 1), ("b", 2), ("a", 3)]}, "has the key 'a' more than once, and a java.util."),
+        ({"colours": ["RED", "PINK"]}, "is 'PINK', which is no constant of "),
+    ],
+)
+def test_a_value_that_flink_would_not_read_is_not_exported(
+    changed: dict[str, Any], said: str, store: Path, tmp_path: Path
+) -> None:
+    found = refused(store, tmp_path, **changed)
+    assert f"`value.{next(iter(changed))}` of key 3" in found
+    assert said in found
+    assert "--drop" not in found
+
+
 # ---- single values
 
 KNOWN = kryo.Known(kryo.registered(["java.lang.Object"]), {"P$Colour": ("RED", "GREEN")})
@@ -326,6 +352,59 @@ def test_what_is_read_is_written_as_the_same_value(raw: str) -> None:
     values = serializer.read(lanes_of([whole]))
     again = serializer.encode(values)
     assert serializer.read(lanes_of(again.to_pylist())).to_pylist() == values.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "said"),
+    [
+        ("Instant", {"seconds": 1, "nanos": -1}, "and a java.time.Instant is `seconds`, and `nanos` from 0"),
+        ("ts", {"seconds": 1, "nanos": 10**9}, "'nanos': 1000000000}, and a java.sql.Timestamp is `seconds`"),
+        ("ts", {"seconds": 2**62, "nanos": 0}, "whose milliseconds fit into 64 bits"),
+        ("LocalTime", 86_400 * 10**9, "is 86400000000000, and a java.time.LocalTime is from 0 to 86,399,999,999,999"),
+        ("LocalTime", -1, "is -1, and a java.time.LocalTime"),
+        ("LocalDate", 2**31 - 1, "is 2147483647, and a java.time.LocalDate is a day of the years"),
+        ("LDT", {"date": None, "nanos": 0}, "and a java.time.LocalDateTime is a `date`"),
+        ("LDT", {"date": 0, "nanos": -1}, "and a java.time.LocalDateTime is a `date`"),
+        ("Period", {"years": 1, "months": None, "days": 1}, "none of them null"),
+        ("char", "xy", "is 'xy', and a java.lang.Character is one UTF-16 unit"),
+        ("UUID", "00000000-0000-0001-0000-00000000000200", "and a java.util.UUID is hexadecimal digits"),
+        ("BigInteger", "1.5", "is '1.5', and a java.math.BigInteger is decimal digits"),
+        ("BigDecimal", "NaN", "is 'NaN', and a java.math.BigDecimal is a decimal number"),
+        ("BigDecimal", "1E+99999999999", "whose exponent fits into 32 bits"),
+        ("BitSet", [-3], "and a java.util.BitSet is the numbers of its bits, from 0"),
+        ("int[]", [1, None], "is None, and a java.lang.Integer is not null"),
+        ("dow", "PAYDAY", "which is no constant of java.time.DayOfWeek; give one of MONDAY, "),
+        ("TreeMap", [("k", 1), ("k", 2)], "has the key 'k' more than once, and a java.util.TreeMap has it once"),
+    ],
+)
+def test_a_value_that_would_be_read_as_another_is_refused(written: str, value: Any, said: str) -> None:
+    serializer = column([bytes.fromhex({one[0]: one[1] for one in WRITTEN}[written])])
+    plain = pa.int32() if written == "LocalDate" else serializer.arrow_type
+    if written == "LDT":
+        plain = pa.struct([("date", pa.int32()), ("nanos", pa.int64())])
+    with pytest.raises(kryo.WrongValueError) as found:
+        serializer.encode(pa.array([None, value], plain).cast(serializer.arrow_type))
+    assert said in str(found.value)
+
+
+def test_dates_have_whole_milliseconds() -> None:
+    serializer = column([named("java.util.Date") + b"\1\5"])
+    with pytest.raises(
+        kryo.WrongValueError, match=r"is 1970-01-01T00:00:00\.001500Z, and a java.util.Date is whole milli"
+    ):
+        serializer.encode(pa.array([1500], serializer.arrow_type))
+    assert serializer.encode(pa.array([-5000], serializer.arrow_type)).to_pylist()[0].endswith(b"\xff")
+
+
+def test_numbers_in_other_words_are_written_as_what_they_are() -> None:
+    for written, values in {
+        "UUID": ("00000000-0000-00AF-0000-000000000002",),
+        "BigDecimal": ("1e3", "-0.5", "7.00"),
+    }.items():
+        serializer = column([bytes.fromhex({one[0]: one[1] for one in WRITTEN}[written])])
+        raws = serializer.encode(pa.array(values, pa.string())).to_pylist()
+        again = serializer.read(lanes_of(raws)).to_pylist()
+        assert again == [str(decimal.Decimal(one)) if "." in one or "e3" in one else one.lower() for one in values]
 
 
 texts = some.none() | some.text(some.characters(codec="utf-8"), max_size=80) | some.sampled_from(["", "a", "tag"])

@@ -31,6 +31,7 @@ import decimal
 import json
 import re
 import struct as structs
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeAlias
@@ -514,6 +515,12 @@ def _decimal(at: Reader) -> str:
 _EXACT: Final = decimal.Context(prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
 
 
+def _written_integer(value: str) -> bytes:
+    if re.fullmatch(r"[+-]?[0-9]+", value) is None:
+        raise ValueError
+    return _octets(int(decimal.Decimal(value)))
+
+
 def _written_decimal(value: str) -> bytes:
     sign, digits, exponent = decimal.Decimal(value).as_tuple()
     number = int(decimal.Decimal((sign, digits, 0)))
@@ -597,7 +604,7 @@ _LEAVES: Final[dict[str, Leaf]] = {
     "java.math.BigInteger": Leaf(
         pa.string(),
         lambda at: str(decimal.Decimal(_big_integer(at))),
-        lambda value: _octets(int(decimal.Decimal(value))),
+        _written_integer,
     ),
     "java.math.BigDecimal": Leaf(pa.string(), _decimal, _written_decimal),
     "java.util.Date": _DATE,
@@ -949,7 +956,7 @@ class Writer:
     """
 
     def __init__(self, known: Known) -> None:
-        self.ids, self.enums = known.ids, known.enums
+        self.known, self.ids = known, known.ids
         self.classes: dict[str, int] = {}
 
     def value(self, value: Any, shape: Shape) -> bytes:
@@ -962,26 +969,56 @@ class Writer:
         if name not in _WRAPPERS or name == "java.lang.String":
             head += b"\1"
         if shape.kind == ENUM:
-            names = self.enums.get(name) or ENUMS[name]
-            return head + varint(names.index(value) + 1)
+            return head + self._constant(name, value)
         if name in _ENUM_SETS:
             kind = shape.inner[0].classes[0]
-            names = self.enums.get(kind) or ENUMS[kind]
-            places = b"".join(varint(names.index(item) + 1) for item in value)
+            places = b"".join(self._constant(kind, item) for item in value)
             return head + self.name_of_class(kind) + varint(len(value)) + places
         if shape.kind == LIST:
             return head + self._list(name, value, shape.inner[0])
         if shape.kind == MAP:
             keys, values = shape.inner
+            found = Counter(repr(key) for key, _ in value)
+            if len(found) < len(value) and name != "java.util.IdentityHashMap":
+                twice = next(key for key, count in found.items() if count > 1)
+                raise WrongValueError(
+                    f"has the key {twice:.80} more than once, and a {name} has it once; remove the others"
+                )
             pairs = [(self.value(key, keys), self.value(item, values)) for key, item in value]
             compared = b"\0" if name == "java.util.TreeMap" else b""
             return head + compared + varint(len(pairs)) + b"".join(part for pair in pairs for part in pair)
-        if name in _LEAVES:
-            return head + _LEAVES[name].write(value)
-        back = _TIMES[name].back
+        return head + self._content(name, value)
+
+    def _constant(self, name: str, value: Any) -> bytes:
+        names = self.known.enums.get(name) or ENUMS[name]
+        if value not in names:
+            raise WrongValueError(f"is {value!r}, which is no constant of {name}; give one of {', '.join(names)}")
+        return varint(names.index(value) + 1)
+
+    def _content(self, name: str, value: Any) -> bytes:
+        """Return the content of a class without parts, if it is read as the same value."""
+        back = _TIMES[name].back if name in _TIMES else _LEAVES[name].write
         if back is None:
             raise NotWrittenError(f"values of Kryo of the class {name} are read as text, and not written")
-        return head + _written_fields(name, back(value))
+        try:
+            found = back(value)
+            raw = found if isinstance(found, bytes) else _written_fields(name, found)
+            if name in _ANY or _same(name, value, self._again(name, raw)):
+                return raw
+        except (TypeError, ValueError, ArithmeticError, LookupError, structs.error, DamagedCheckpoint):
+            pass
+        shown = (
+            f"{np.datetime64(value, 'us')}Z" if value is not None and _LEAVES.get(name) is _DATE else f"{value!r:.100}"
+        )
+        wanted = _WANTED.get(name, "whole milliseconds" if _LEAVES.get(name) is _DATE else "not null")
+        raise WrongValueError(f"is {shown}, and a {name} is {wanted}; correct the value")
+
+    def _again(self, name: str, raw: bytes) -> Any:
+        at = Reader(self.known, memoryview(raw), 0, len(raw), "")
+        found = at.content(name, 0)
+        if at.position < len(raw):
+            at.damaged("bytes follow it")
+        return python(found, Shape(LEAF, (name,)))
 
     def name_of_class(self, name: str) -> bytes:
         if name in self.ids:
@@ -993,10 +1030,39 @@ class Writer:
 
     def _list(self, name: str, value: Any, shape: Shape) -> bytes:
         if name in _PRIMITIVES:
-            write = _LEAVES[_PRIMITIVES[name]].write
-            return varint(len(value) + 1) + b"".join(write(item) for item in value)
+            return varint(len(value) + 1) + b"".join(self._content(_PRIMITIVES[name], item) for item in value)
         compared = b"\0" if name in _SORTED else b""
         return compared + varint(len(value)) + b"".join(self.value(item, shape) for item in value)
+
+
+_ANY: Final = frozenset(_WRAPPERS) - {"java.lang.Character"}
+"""Classes that have every value of their Arrow type."""
+_CLOCK: Final = "from 0 to 86,399,999,999,999 nanoseconds"
+_MOMENTS: Final = "`seconds`, and `nanos` from 0 to 999,999,999, neither null"
+_WANTED: Final = {
+    "java.time.Instant": _MOMENTS,
+    "java.time.Duration": _MOMENTS,
+    "java.sql.Timestamp": f"{_MOMENTS}, whose milliseconds fit into 64 bits",
+    "java.time.LocalDate": "a day of the years -5,800,000 to 5,800,000",
+    "java.time.LocalTime": _CLOCK,
+    "java.time.LocalDateTime": f"a `date` of the years -5,800,000 to 5,800,000, and `nanos` {_CLOCK}",
+    "java.time.Period": "`years`, `months` and `days`, none of them null",
+    "java.util.UUID": "hexadecimal digits in groups of 8, 4, 4, 4 and 12",
+    "java.math.BigInteger": "decimal digits, with or without a sign",
+    "java.math.BigDecimal": "a decimal number whose exponent fits into 32 bits",
+    "java.lang.Character": "one UTF-16 unit",
+    "java.util.BitSet": "the numbers of its bits, from 0",
+}
+"""What values can be, for messages."""
+
+
+def _same(name: str, value: Any, again: Any) -> bool:
+    """Return whether a value was read again as what it says."""
+    if name.startswith("java.math."):
+        return decimal.Decimal(value) == decimal.Decimal(again)
+    if name == "java.util.UUID":
+        return bool(value.replace("-", "").lower() == again.replace("-", ""))
+    return bool((sorted(set(value)) if name == "java.util.BitSet" else value) == again)
 
 
 def _written_fields(name: str, fields: Sequence[Any]) -> bytes:
