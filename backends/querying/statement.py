@@ -208,6 +208,8 @@ _ROWS: Final = "rows"
 _EXAMPLE: Final = "n > 0"
 _BEFORE: Final = "select (("
 _MEMORY_BYTES: Final = 128 << 20
+_TEXTS: Final = (pa.string(), pa.large_string(), pa.string_view())
+_NUMBER: Final = re.compile(rb"-?\d[\d.]*")
 _OWN_NAMES: Final = frozenset(("user", "current_user", "session_user", "current_role"))
 """Names that DuckDB silently takes for its own user if no column has the name."""
 
@@ -274,9 +276,30 @@ def _mask(connection: DuckDBPyConnection, batch: pa.RecordBatch, condition: str,
         # The condition was checked to be one expression.
         mask = connection.sql(f"select ({condition}\n) from {_ROWS}").to_arrow_table().column(0)  # noqa: S608
     except duckdb_module().Error as error:
-        raise _refusal(condition, first_line(error)) from None
+        raise _refusal(condition, first_line(error) + _in_quotes(connection, condition, batch.schema)) from None
     assert len(mask) == batch.num_rows
     return mask.combine_chunks()
+
+
+def _in_quotes(connection: DuckDBPyConnection, condition: str, schema: pa.Schema) -> str:
+    """Say how numbers that are compared with columns of text are written, and the types; or ""."""
+    texts = {folded(name) for name in told_apart([one.name for one in schema if one.type in _TEXTS])}
+    written, said = condition.encode(), ""
+    found: dict[int, tuple[re.Match[bytes], str]] = {}
+    for node in nodes(_expression(connection, condition)):
+        parts = [node[side] for side in ("left", "right") if side in node] or node.get("children", [])
+        named = [part["column_names"][-1] for part in parts if part.get("class") == "COLUMN_REF"]
+        if not str(node.get("type")).startswith("COMPARE_") or not any(folded(name) in texts for name in named):
+            continue
+        for part in parts:
+            at = int(part.get("query_location", 0)) - len(_BEFORE)
+            number = _NUMBER.match(written, at) if part.get("class") == "CONSTANT" and at >= 0 else None
+            if number is not None:
+                found[at] = (number, named[0])
+    for at, (number, name) in sorted(found.items(), reverse=True):
+        written = b"%b'%b'%b" % (written[:at], number[0], written[number.end() :])
+        said = f". Column {name!r} is text, and {number[0].decode()} is a number; write "
+    return said and said + written.decode()
 
 
 def _columns(table: pa.Table, used: tuple[int, ...]) -> pa.Table:

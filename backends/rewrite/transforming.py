@@ -298,6 +298,11 @@ def _called(transform: Transform, state: State, rows: pa.Table, piece: str) -> p
     try:
         made = transform.function(rows)
         table = _table(made)
+    except InvalidInput as error:
+        if "condition" not in error.details:
+            raise
+        message = f"{_where(state)}: {error}. Nothing was published"
+        raise InvalidInput(message, kind=error.kind, operator=state.operator, state=state.name) from error
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())[:_TEXT_MAX]
         raised = f"{type(error).__name__}: {text}" if text else type(error).__name__

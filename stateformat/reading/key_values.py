@@ -26,7 +26,7 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -100,7 +100,7 @@ def keys_from_json(state: State, given: object, *, many: bool = False) -> pa.Tab
     """
     schema = _key_schema(state)
     plain = isinstance(given, str) and _is_plain(schema, given)
-    value = _parsed(state, given) if isinstance(given, str) and not plain else given
+    value = _parsed(state, schema, given) if isinstance(given, str) and not plain else given
     keys = value if many and isinstance(value, list) else [value]
     by_column = [_by_column(state, schema, key) for key in keys]
     return key_table(state, _table(state, schema, by_column, lambda item, kind: _checked(_from_json(item, kind), kind)))
@@ -125,7 +125,7 @@ def _is_plain(schema: pa.Schema, text: str) -> bool:
     return len(schema) == 1 and quoted and text.strip()[:1] not in ("", '"', "[", "{") and text.strip() != "null"
 
 
-def _parsed(state: State, text: str) -> Any:
+def _parsed(state: State, schema: pa.Schema, text: str) -> Any:
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
@@ -136,7 +136,7 @@ def _parsed(state: State, text: str) -> Any:
         return json.loads(text, parse_float=Decimal, object_pairs_hook=members)
     except (ValueError, RecursionError) as error:
         alone = len(state.key_columns) == 1 and len(text) < 60
-        example = json.dumps(text if alone else dict.fromkeys(state.key_columns, "…"), ensure_ascii=False)
+        example = json.dumps(text, ensure_ascii=False) if alone else _template(schema)
         raise _mismatch(
             state, f"the key {_shown(text)} is not JSON ({error}); write text in double quotes: {example}"
         ) from error
@@ -351,6 +351,18 @@ def _named(schema: pa.Schema) -> str:
 
 def _example(schema: pa.Schema) -> str:
     return "{" + ", ".join(f"{name!r}: …" for name in schema.names) + "}"
+
+
+def _template(fields: Iterable[pa.Field]) -> str:
+    """Return the JSON of a key or a struct, with … for its values."""
+
+    def of(kind: pa.DataType) -> str:
+        if _is.is_struct(kind):
+            return _template(kind)
+        return "…" if _is.is_integer(kind) or _is.is_floating(kind) or _is.is_boolean(kind) else '"…"'
+
+    members = (f"{json.dumps(field.name, ensure_ascii=False)}: {of(field.type)}" for field in fields)
+    return "{" + ", ".join(members) + "}"
 
 
 def _shown(value: object) -> str:

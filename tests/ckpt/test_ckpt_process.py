@@ -126,6 +126,7 @@ def test_progress_is_one_line_of_a_terminal_that_goes_before_anything_else_is_sa
     [
         (1 << 20, 3 << 20, "bytes", "1.0 MiB of 3.0 MiB, 512.0 KiB/s, 4 s left"),
         (1_000, 0, "rows", "1,000 rows, 500/s"),
+        (2, 300, "s", "2 s; gives up after 300 s"),
     ],
 )
 def test_progress_says_how_much_how_fast_and_how_long(done: int, total: int, unit: str, shown: str) -> None:

@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from stateformat.backends.querying import query, where_rows
+from stateformat.backends.querying import Purge, query, where_rows
 from stateformat.errors import ErrorKind, InvalidInput
 from stateformat.store import CheckpointStore, open as open_store
 from stateformat.tables import ArrowStream
@@ -307,3 +307,9 @@ def test_a_condition_is_checked_batch_by_batch() -> None:
     next(batches)
     assert pulled == [2]
     batches.close()
+
+
+def test_a_number_that_is_compared_with_text_is_named_with_the_condition_to_write() -> None:
+    purge = Purge(("n = 1 and (k = 3 or K in (4, -5))",))
+    with pytest.raises(InvalidInput, match=r"Column 'k' is text, and 3 is a number; write n = 1 and \(k = '3' or K in"):
+        purge(pa.table({"k": ["key-5"], "n": [1]}))

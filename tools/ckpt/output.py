@@ -127,7 +127,9 @@ class Output:
             if now - drawn < _REDRAWN_S:
                 return
             drawn = now
-            bar = text.bar(min(done, total), total, replace(look, color=False), width=_BAR).ljust(_BAR if total else 0)
+            # Of a wait nobody knows how much of it is done.
+            whole = 0 if unit == "s" else total
+            bar = text.bar(min(done, whole), whole, replace(look, color=False), width=_BAR).ljust(_BAR if whole else 0)
             amount = " ".join(filter(None, (bar, amount_text(done, total, unit, now - begun) if done else "")))
             room = max(0, width - len(amount) - bool(amount))
             line = " ".join(filter(None, (text.shorten(look.text(title), room, look.text(ELLIPSIS)), amount)))
@@ -147,7 +149,12 @@ def _shows_progress() -> bool:
 
 
 def amount_text(done: int, total: int, unit: str, seconds: float) -> str:
-    """How much is done of how much, and how fast: ``1.5 GiB of 2.0 GiB, 310.0 MiB/s, 2 s left``."""
+    """How much is done of how much, and how fast: ``1.5 GiB of 2.0 GiB, 310.0 MiB/s, 2 s left``.
+
+    Seconds are a wait until it is given up.
+    """
+    if unit == "s":
+        return f"{words.count(done)} s; gives up after {words.count(total)} s"
     text = words.size if unit == "bytes" else words.count
     amount = f"{text(done)} of {text(total)}" if total else text(done)
     rate = f", {text(int(done / seconds))}/s" if done and seconds >= 1 else ""
