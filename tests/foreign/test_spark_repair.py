@@ -180,3 +180,16 @@ def test_where_an_older_base_does_not_help_the_damage_itself_is_told(tmp_path: P
     table.write_bytes(b"xxx")
     newest = document("repair", query, status=1)["lost"][0]
     assert f"SSTs/{table.name}: it has 3 bytes" in newest["message"]
+
+
+def test_an_older_batch_that_is_asked_for_is_told_alone_and_copied(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint", tmp_path / "query"))
+    newest = max((query / "state/0/1").glob("*.delta"), key=lambda path: int(path.stem))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    told = " ".join(page("repair", f"{query}@3").split())
+    assert "Batch 2 is whole" in told
+    assert "Newer batches were not looked at: `ckpt repair " in told
+    copied = " ".join(page("repair", f"{query}@3", "--to", tmp_path / "copy").split())
+    assert "Copied batch 2" in copied
+    assert "checkpointLocation" in copied
+    assert "Spark goes on from the copy with batch 3." in copied

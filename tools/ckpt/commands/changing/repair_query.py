@@ -71,15 +71,20 @@ def query_page(document: Document) -> Iterator[Block]:
     """Make the page: what is damaged, what a copy has and what it lacks, and how to go on."""
     batch, newest, to = document["batch"], document["newest_batch"], document["to"]
     store = label(document["store"])
-    if document["ok"]:
-        yield Heading("The query is whole")
+    if document["ok"] and not to:
+        yield Heading("The query is whole" if batch == newest else f"Batch {batch} is whole")
         yield Facts([("at", document["store"]), ("query", document["query_id"]), ("newest batch", str(newest))])
+        others = (
+            f"Older batches were not read: `ckpt validate {store} --all --level full`"
+            if batch == newest
+            else f"Newer batches were not looked at: `ckpt repair {store}`"
+        )
         yield Note(
-            f"All that a restart from batch {batch} reads was read: {words.plural(document['rows'], 'row')}. The "
-            f"newest batch is whole; older ones were not read: `ckpt validate {store} --all --level full`."
+            f"All that a restart from batch {batch} reads was read: {words.plural(document['rows'], 'row')}. Nothing "
+            f"is wrong. {others} does that."
         )
         return
-    yield Heading(f"{'Saved' if to else 'A copy can save'} batch {batch}")
+    yield Heading(f"{'Copied' if document['ok'] else 'Saved' if to else 'A copy can save'} batch {batch}")
     facts = [
         ("from", document["store"]),
         ("query", document["query_id"]),
@@ -94,7 +99,10 @@ def query_page(document: Document) -> Iterator[Block]:
         yield Table(
             [Column("left out of the copy", flexible=True)], [(one,) for one in document["left_out"]], SHOWN, "file"
         )
-        yield Note("They are damaged, and older files make up for them: of this batch nothing is lost.")
+        if any(not one.startswith("offsets/") for one in document["left_out"]):
+            yield Note("They are damaged, and older files make up for them: of this batch nothing is lost.")
+        else:
+            yield Note("Spark makes these offsets of the next batch anew, from what its sources have then.")
     if document["lost"]:
         lost = document["lost"]
         yield from (Note(f"Batch {one['batch']} is lost: {one['message']}") for one in lost[:SHOWN])
@@ -107,4 +115,6 @@ def query_page(document: Document) -> Iterator[Block]:
             f"batch {batch + 1} again, {again}, and all later input, if it is still there; what they put out is in the "
             "sink already."
         )
+    if document["ok"]:
+        yield Note(f"Spark goes on from the copy with batch {batch + 1}.")
     yield Note(ONE_QUERY if to else f"`ckpt repair {store} --to COPY` writes the copy. {store} stays as it is.")
