@@ -94,7 +94,7 @@ class Place:
             found = run(*argv, "--format", "json", COLUMNS=WIDE)
             refused = refusal_of(found)
             leave = _LEFT_OUT.search(refused or "")
-            if leave is None or leave[1] in argv or "UID" in leave[1]:
+            if leave is None or leave[1] in argv or "UID" in leave[1] or argv[0] != "import":
                 return argv, refused
             argv += ["--drop", leave[1]]
 

@@ -142,7 +142,9 @@ INPUTS: dict[str, Input] = {
     "a Spark query": Input(fixture("spark-4.3.0/aggregate/checkpoint"), 4),
     "a damaged Spark query": Input(fixture("spark-4.3.0/aggregate/checkpoint", "*.delta", flipped), 4, LOOK, LOST),
     "a savepoint of Flink": Input(fixture("flink-2.3.0/core-hashmap-canonical/savepoint")),
-    "a savepoint of Flink with values of its own": Input(fixture("flink-2.3.0/types-hashmap-canonical/savepoint")),
+    "a savepoint of Flink with values of its own": Input(
+        fixture("flink-2.3.0/types-hashmap-canonical/savepoint"), why=("types/base-pojo cannot be read",)
+    ),
 }
 
 

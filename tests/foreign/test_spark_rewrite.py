@@ -100,6 +100,11 @@ def the_key(source: SparkSource, store: Any) -> list[Any]:
     return found
 
 
+def stores_of(source: SparkSource) -> dict[Place, Any]:
+    """All stores, also those of Spark's own."""
+    return {**source.stores, **{place: store for place, (store, _) in source.hidden.items()}}
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -110,7 +115,7 @@ def the_key(source: SparkSource, store: Any) -> list[Any]:
 def test_a_key_that_is_deleted_is_in_no_store_and_no_family_any_more(name: str, tmp_path: Path) -> None:
     path = FIXTURES / "spark-4.3.0" / name / "checkpoint"
     source = SparkSource(folder(path))
-    stores = {**source.stores, **{place: store for place, (store, _) in source.hidden.items()}}
+    stores = stores_of(source)
     key = max(the_key(source, stores[states(source)[-1]]), key=str)
 
     def without(table: pa.Table) -> pa.Table:
@@ -122,7 +127,7 @@ def test_a_key_that_is_deleted_is_in_no_store_and_no_family_any_more(name: str, 
     gone = 0
     for place in before:
         assert now[place].items() <= before[place].items()
-        had, has = the_key(source, stores[place]), the_key(after, stores[place])
+        had, has = the_key(source, stores[place]), the_key(after, stores_of(after)[place])
         assert has == [one for one in has if one != key]
         assert len(before[place]) - len(now[place]) == had.count(key)
         gone += had.count(key)
