@@ -47,7 +47,6 @@ ELSEWHERE: dict[str, str] = {
             "so there are no files for it. Give 0 to",
             "the keys are dealt by it; `ckpt rescale",
             "the files are that store's; `ckpt rescale",
-            "set it where the query starts",
             "What can be set is",
             "it is one of {}",
             "--offsets, --source and --conf are for",
@@ -71,6 +70,14 @@ ELSEWHERE: dict[str, str] = {
         "tests/foreign/test_spark_rewrite_options.py::"
         "test_options_that_a_query_does_not_take_are_refused_and_what_is_advised_is_taken",
     ),
+    "does not fix it; {} Fixed are {}": "tests/foreign/test_spark_offsets.py::"
+    "test_offsets_of_files_may_have_blanks_and_settings_short_names_are_explained",
+    "No content was read: `ckpt validate {} --level full` reads it": "tests/ckpt/test_ckpt_report.py::"
+    "test_of_a_checkpoint_of_another_system_is_said_which_files_were_checked_and_that_none_was_read",
+    "Older batches were not read: `ckpt validate {} --all --level full`": "tests/foreign/test_spark_repair.py::"
+    "test_a_whole_query_says_what_else_can_be_read",
+    "Newer batches were not looked at: `ckpt repair {}`": "tests/foreign/test_spark_repair.py::"
+    "test_an_older_batch_that_is_asked_for_is_told_alone_and_copied",
     "and a savepoint is a folder": "tests/foreign/test_flink_written.py::"
     "test_a_checkpoint_of_flinks_becomes_a_canonical_savepoint_without_an_import",
     "keys are hashed anew, so what Flink needs": "tests/foreign/test_flink_written.py::"

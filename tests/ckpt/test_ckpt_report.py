@@ -257,6 +257,7 @@ def test_of_a_checkpoint_of_another_system_is_said_which_files_were_checked_and_
     assert f"Metadata, and names and sizes of {files} files, were checked. No content was read: `ckpt valid" in text
     assert "footer of each segment" not in text
     assert "handles" not in page("validate", FIXTURES / folder)
+    assert document("validate", FIXTURES / folder, "--level", "full")["ok"]
     page("report", FIXTURES / folder, "--level", "full")
     text = unescape(Path("report.html").read_text())
     assert "✓ no problems" in text

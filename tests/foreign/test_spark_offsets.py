@@ -421,3 +421,4 @@ def test_offsets_of_files_may_have_blanks_and_settings_short_names_are_explained
     assert read_offsets(folder(tmp_path / "copy"), 4).offsets == {"0": '{"logOffset":2}'}
     told = failure("copy", AGGREGATE, "--to", tmp_path / "other", "--conf", "multipleWatermarkPolicy=max", status=2)
     assert "did you mean spark.sql.streaming.multipleWatermarkPolicy?" in told["message"]
+    document("copy", AGGREGATE, "--to", tmp_path / "other", "--conf", f"{CONF}multipleWatermarkPolicy=max")

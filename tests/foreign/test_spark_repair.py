@@ -189,7 +189,14 @@ def test_an_older_batch_that_is_asked_for_is_told_alone_and_copied(tmp_path: Pat
     told = " ".join(page("repair", f"{query}@3").split())
     assert "Batch 2 is whole" in told
     assert "Newer batches were not looked at: `ckpt repair " in told
+    assert [one["batch"] for one in document("repair", query, status=1)["lost"]] == [4]
     copied = " ".join(page("repair", f"{query}@3", "--to", tmp_path / "copy").split())
     assert "Copied batch 2" in copied
     assert "checkpointLocation" in copied
     assert "Spark goes on from the copy with batch 3." in copied
+
+
+def test_a_whole_query_says_what_else_can_be_read(tmp_path: Path) -> None:
+    query = Path(shutil.copytree(FIXTURES / "spark-4.3.0" / "aggregate" / "checkpoint", tmp_path / "query"))
+    assert "Older batches were not read: `ckpt validate " in " ".join(page("repair", query).split())
+    assert document("validate", query, "--all", "--level", "full")["ok"]
