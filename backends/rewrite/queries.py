@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stateformat.errors import ErrorKind, InvalidInput
 
@@ -18,7 +19,7 @@ from .transforming import Transform, Transformation, plan_transformation
 @dataclass(frozen=True)
 class _InTypes:
     """A function whose integers and floats get the types that they had: ``if_else(…, 5, n)`` makes
-    64 bits of 32.
+    64 bits of 32. A float is rounded; a number that does not fit is refused.
     """
 
     function: Callable[[Any], Any]
@@ -31,7 +32,10 @@ class _InTypes:
             was = rows.schema.field(name).type if name in rows.column_names else pa.null()
             now = made.schema.field(at).type
             if now != was and any(kind(was) and kind(now) for kind in (pa.types.is_integer, pa.types.is_floating)):
-                made = made.set_column(at, name, made.column(at).cast(was))
+                fitted = made.column(at).cast(was)
+                if pa.types.is_floating(was) and not pc.is_finite(fitted).equals(pc.is_finite(made.column(at))):
+                    raise ValueError(f"column {name!r} has a number that {was} cannot hold")
+                made = made.set_column(at, name, fitted)
         return made
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from stateformat.backends.rewrite.queries import _InTypes
 from tests.ckpt.ckpt_runs import document, failure, page
 from tests.foreign.test_spark_repartition import FIXTURES
 
@@ -72,3 +74,22 @@ def test_a_condition_names_a_column_that_is_a_word_of_sql_as_a_query_does(tmp_pa
     told = failure("rewrite", query, "--where", "window.begin is null", "--to", tmp_path / "none", status=2)["message"]
     assert "begin" in told
     assert "syntax error" not in told
+
+
+def test_wider_numbers_are_fitted_and_those_that_do_not_fit_are_refused() -> None:
+    rows = pa.table({"n": pa.array([1, 2], pa.int32()), "f": pa.array([0.5, None], pa.float32())})
+
+    def giving(n: list[int], f: list[float | None]) -> pa.Table:
+        wide = pa.table({"n": pa.array(n, pa.int64()), "f": pa.array(f, pa.float64())})
+        made = _InTypes(lambda _: wide)(rows)
+        assert isinstance(made, pa.Table)
+        return made
+
+    assert giving([3, 4], [0.25, None]).equals(
+        pa.table({"n": pa.array([3, 4], pa.int32()), "f": pa.array([0.25, None], pa.float32())})
+    )
+    assert giving([3, 4], [float("inf"), float("nan")])["f"].to_pylist()[0] == float("inf")
+    with pytest.raises(ValueError, match="column 'f' has a number that float cannot hold"):
+        giving([3, 4], [1e300, None])
+    with pytest.raises(pa.ArrowInvalid, match="not in range"):
+        giving([1 << 40, 4], [0.25, None])
